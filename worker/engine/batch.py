@@ -1,0 +1,84 @@
+"""The scheduler's decision for one step, and the runner's answer to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.engine.sequence import Sequence
+from worker.protocol.types import AdapterRef, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute `num_tokens` tokens of `sequence` from position `start` on.
+
+    `samples`: these reach the sequence's last token, so a next token is chosen.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        return self.stop == self.sequence.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """Everything one step computes. `block_copies` (source, target) are made first."""
+
+    sequences: tuple[ScheduledSequence, ...]
+    block_copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(scheduled.num_tokens for scheduled in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen after a sequence's last one. `error` says why none could be (NaN)."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+class Runner(Protocol):
+    """Executes a batch. One answer per scheduled sequence that `samples`, in batch order."""
+
+    def execute(self, batch: ScheduledBatch) -> list[SampledToken]: ...
+
+
+class AdapterLoadError(Exception):
+    """An adapter that cannot serve. `code` is `adapter_unavailable` (try again elsewhere) or
+    `adapter_invalid` (never will)."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AdapterResidency(Protocol):
+    """What the scheduler asks of the adapter cache. A ready adapter that is pinned stays."""
+
+    def prepare(self, adapter: AdapterRef) -> bool:
+        """True when ready on the device; else starts loading it (off this thread) if rank rows
+        are or can be made free, and returns False. Raises AdapterLoadError once it failed."""
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """One more running sequence uses it."""
+
+    def unpin(self, adapter: AdapterRef) -> None: ...
+
+    def free_rank(self) -> int:
+        """Rows that are free or held by unpinned adapters."""
+
+    def resident(self) -> tuple[str, ...]:
+        """Digests on the device or in host memory."""

@@ -1,0 +1,64 @@
+"""One answer in the making: a prompt, the tokens chosen so far, and where their KV lives."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from worker.protocol.types import (
+    AdapterRef,
+    FinishReason,
+    RequestId,
+    SamplingParams,
+    TokenLogprob,
+)
+
+
+class SequenceStatus(enum.Enum):
+    """WAITING ⇄ RUNNING → FINISHED (preemption leads back to WAITING)."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Choice `choice` of a request.
+
+    Tokens are `prompt_ids` then `output_ids`. The first `num_computed` of them have their keys
+    and values in `block_table` (token i lies in block `block_table[i // block_size]`).
+    `num_cached` prompt tokens were found in the prefix cache when it was first admitted.
+    `priority` is smaller for more urgent classes; `arrival` orders within a class.
+    A preempted sequence loses its blocks and keeps `output_ids`: they are replayed, never
+    chosen again.
+    """
+
+    request_id: RequestId
+    choice: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival: int
+    priority: int = 0
+    adapter: AdapterRef | None = None
+    cache_scope: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop)."""
+        prompt = self.prompt_ids
+        if stop <= len(prompt):
+            return list(prompt[start:stop])
+        if start >= len(prompt):
+            return self.output_ids[start - len(prompt) : stop - len(prompt)]
+        return [*prompt[start:], *self.output_ids[: stop - len(prompt)]]
