@@ -27,11 +27,11 @@ class CodecError(ValueError):
     """
 
 
-class UnknownVersion(CodecError):  # noqa: N818
+class UnknownVersion(CodecError):
     pass
 
 
-class MalformedMessage(CodecError):  # noqa: N818
+class MalformedMessage(CodecError):
     pass
 
 

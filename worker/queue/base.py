@@ -33,11 +33,11 @@ class QueueError(Exception):
     """
 
 
-class QueueUnavailable(QueueError):  # noqa: N818
+class QueueUnavailable(QueueError):
     pass
 
 
-class CapacityInvalid(QueueError):  # noqa: N818
+class CapacityInvalid(QueueError):
     pass
 
 

@@ -1,0 +1,44 @@
+"""What a gateway process holds: built once at its edge, passed down, closed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from obstore.store import ObjectStore
+
+from gateway.kit.database import Database
+from gateway.kit.queues import Queues
+from gateway.kit.store import open_store
+from gateway.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    settings: Settings
+    database: Database
+    store: ObjectStore
+    queues: Queues
+
+
+class MissingSetting(Exception):
+    """A process cannot start: names the setting and what to do."""
+
+
+@asynccontextmanager
+async def open_context(settings: Settings) -> AsyncIterator[Context]:
+    """Raises MissingSetting."""
+    if settings.redis_url is None:
+        raise MissingSetting(
+            "REDIS_URL is not set. `batten up` starts an embedded server; a process on its own "
+            "needs the URL of one, such as redis://127.0.0.1:6379/0."
+        )
+    settings.data.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.effective_database_url)
+    queues = Queues(settings.redis_url.get_secret_value())
+    try:
+        yield Context(settings, database, open_store(settings.effective_store), queues)
+    finally:
+        await queues.close()
+        await database.close()

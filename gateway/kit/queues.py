@@ -1,0 +1,35 @@
+"""The queue's ports for every model, over one Redis connection pool."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+
+from worker.queue.base import CompletionBell, EventStream, RequestQueue, WorkerDirectory
+from worker.queue.redis import (
+    RedisCompletionBell,
+    RedisEventStream,
+    RedisQueue,
+    RedisWorkerDirectory,
+    connect,
+)
+
+
+class Queues:
+    """Ports by model name. Close it in the event loop that used it."""
+
+    def __init__(self, url: str) -> None:
+        self._client: Redis = connect(url)
+        self._queues: dict[str, RedisQueue] = {}
+        self.directory: WorkerDirectory = RedisWorkerDirectory(self._client)
+        self.bell: CompletionBell = RedisCompletionBell(self._client)
+
+    def queue(self, model: str) -> RequestQueue:
+        if model not in self._queues:
+            self._queues[model] = RedisQueue(self._client, model)
+        return self._queues[model]
+
+    def events(self, model: str) -> EventStream:
+        return RedisEventStream(self._client, model)
+
+    async def close(self) -> None:
+        await self._client.aclose()

@@ -1,0 +1,27 @@
+"""All tables. Import models from here."""
+
+from gateway.models.adapter import Adapter, AdapterRevision, BaseModel
+from gateway.models.base import Base
+from gateway.models.batch import Batch
+from gateway.models.control import Heartbeat
+from gateway.models.file import File
+from gateway.models.request import Request, Result
+from gateway.models.tenant import ApiKey, IdempotencyKey, Tenant
+from gateway.models.usage import Price, UsageRecord
+
+__all__ = [
+    "Adapter",
+    "AdapterRevision",
+    "ApiKey",
+    "Base",
+    "BaseModel",
+    "Batch",
+    "File",
+    "Heartbeat",
+    "IdempotencyKey",
+    "Price",
+    "Request",
+    "Result",
+    "Tenant",
+    "UsageRecord",
+]

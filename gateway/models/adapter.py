@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.models.base import Base, Count, Id, JsonObject, Ms
+
+
+class BaseModel(Base):
+    """A base model that this deployment serves, by the name that clients use.
+
+    `source` is a local folder or hub id. `limits` are the last ones a worker announced, kept so
+    that jobs can be accepted while no worker is up; null until the first announcement.
+    """
+
+    __tablename__ = "base_models"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    source: Mapped[str]
+    context_tokens: Mapped[int]
+    limits: Mapped[JsonObject | None]
+    created_at: Mapped[Ms]
+    announced_at: Mapped[Ms | None]
+
+
+class Adapter(Base):
+    """A named LoRA of a tenant; `promoted_revision_id` answers to the bare name."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (
+        Index(
+            "uq_adapters_tenant_name",
+            "tenant_id",
+            "name",
+            unique=True,
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str]
+    base_model: Mapped[str] = mapped_column(ForeignKey("base_models.name"))
+    promoted_revision_id: Mapped[str | None]
+    created_at: Mapped[Ms]
+    deleted_at: Mapped[Ms | None]
+
+
+class AdapterRevision(Base):
+    """One immutable upload: validating → ready | rejected. `digest` is its content's sha256;
+    the files lie in the object store under adapters/{digest}/."""
+
+    __tablename__ = "adapter_revisions"
+    __table_args__ = (UniqueConstraint("adapter_id", "number"),)
+
+    id: Mapped[Id]
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    number: Mapped[int]
+    status: Mapped[str]
+    digest: Mapped[str | None]
+    rank: Mapped[int | None]
+    bytes: Mapped[Count]
+    upload_key: Mapped[str]
+    config: Mapped[JsonObject | None]
+    errors: Mapped[list[Any] | None]
+    created_at: Mapped[Ms]
+    finished_at: Mapped[Ms | None]

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.models.base import Base, Count, Id, JsonObject, Ms
+
+
+class Request(Base):
+    """One generation: a job, a synchronous call, or one line of a batch.
+
+        queued → dispatched → running → completed | failed | cancelled | expired
+
+    `attempt` grows with each dispatch; an event of an older attempt changes nothing.
+    `epoch` names the life of Redis it was dispatched in. `crashes` counts lost leases,
+    `crashes_alone` those while nothing else ran. `body` holds a job's body; a batch line's lies
+    in the input file at [input_offset, input_offset + input_length). `sort_key` groups lines
+    that share a prefix. The seed, the adapter revision and the price are pinned at submission.
+    `deadline_at` is when it expires.
+    """
+
+    __tablename__ = "requests"
+    __table_args__ = (
+        UniqueConstraint("batch_id", "line_no"),
+        UniqueConstraint("batch_id", "custom_id"),
+        Index(
+            "ix_requests_queued",
+            "base_model",
+            "tenant_id",
+            "request_class",
+            "sort_key",
+            "id",
+            sqlite_where=text("state = 'queued'"),
+            postgresql_where=text("state = 'queued'"),
+        ),
+        Index(
+            "ix_requests_dispatched",
+            "base_model",
+            "tenant_id",
+            "request_class",
+            "dispatched_at",
+            sqlite_where=text("state IN ('dispatched', 'running')"),
+            postgresql_where=text("state IN ('dispatched', 'running')"),
+        ),
+        Index(
+            "ix_requests_jobs",
+            "tenant_id",
+            "created_at",
+            "id",
+            sqlite_where=text("kind = 'job'"),
+            postgresql_where=text("kind = 'job'"),
+        ),
+        Index(
+            "ix_requests_open_deadline",
+            "deadline_at",
+            sqlite_where=text("state IN ('queued', 'dispatched', 'running')"),
+            postgresql_where=text("state IN ('queued', 'dispatched', 'running')"),
+        ),
+        Index("ix_requests_batch_state", "batch_id", "state"),
+    )
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    key_id: Mapped[str]
+    kind: Mapped[str]
+    batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"))
+    line_no: Mapped[int | None]
+    custom_id: Mapped[str | None]
+    endpoint: Mapped[str]
+    model: Mapped[str]
+    base_model: Mapped[str] = mapped_column(ForeignKey("base_models.name"))
+    adapter_revision_id: Mapped[str | None] = mapped_column(ForeignKey("adapter_revisions.id"))
+    request_class: Mapped[str]
+    state: Mapped[str] = mapped_column(default="queued")
+    attempt: Mapped[int] = mapped_column(default=0)
+    epoch: Mapped[str | None]
+    crashes: Mapped[int] = mapped_column(default=0)
+    crashes_alone: Mapped[int] = mapped_column(default=0)
+    seed: Mapped[Count]
+    prompt_tokens: Mapped[int]
+    max_tokens: Mapped[int]
+    sort_key: Mapped[str] = mapped_column(default="")
+    input_offset: Mapped[Count | None]
+    input_length: Mapped[int | None]
+    body: Mapped[JsonObject | None]
+    user_metadata: Mapped[JsonObject | None]
+    price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"))
+    created_at: Mapped[Ms]
+    deadline_at: Mapped[Ms | None]
+    dispatched_at: Mapped[Ms | None]
+    started_at: Mapped[Ms | None]
+    finished_at: Mapped[Ms | None]
+    cancel_requested_at: Mapped[Ms | None]
+
+
+class Result(Base):
+    """The answer to a request, exactly one: an OpenAI body with its HTTP status, or, when no
+    response exists (expired, cancelled), `error` alone."""
+
+    __tablename__ = "results"
+
+    request_id: Mapped[str] = mapped_column(ForeignKey("requests.id"), primary_key=True)
+    status_code: Mapped[int | None]
+    body: Mapped[JsonObject | None]
+    error: Mapped[JsonObject | None]
+    created_at: Mapped[Ms]

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.models.base import Base, Id, JsonObject, Ms
+
+
+class Tenant(Base):
+    """Who pays, and whose limits apply. `weight` is the fair share in the queue."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[Id]
+    name: Mapped[str] = mapped_column(unique=True)
+    weight: Mapped[float] = mapped_column(default=1.0)
+    limits: Mapped[JsonObject] = mapped_column(default=dict)
+    created_at: Mapped[Ms]
+    suspended_at: Mapped[Ms | None]
+
+
+class ApiKey(Base):
+    """A secret, kept as sha256 (they are 256 random bits). An operator's key has no tenant."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"), index=True)
+    name: Mapped[str]
+    hash: Mapped[str] = mapped_column(unique=True)
+    hint: Mapped[str]
+    scopes: Mapped[list[str]] = mapped_column(type_=Base.type_annotation_map[JsonObject])
+    created_at: Mapped[Ms]
+    expires_at: Mapped[Ms | None]
+    revoked_at: Mapped[Ms | None]
+
+
+class IdempotencyKey(Base):
+    """The first answer to a POST, given again to the same key and body."""
+
+    __tablename__ = "idempotency_keys"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str]
+    status: Mapped[int | None]
+    response: Mapped[JsonObject | None]
+    created_at: Mapped[Ms] = mapped_column(index=True)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from gateway.models.base import Base, Count, Id, Ms
+
+
+class Price(Base):
+    """One version of a model's price, in integer nanodollars per token; never updated.
+
+    `batch_percent` is what batch-class work costs of the full price. `model` is a base model's
+    or adapter's name, "*" for all.
+    """
+
+    __tablename__ = "prices"
+
+    id: Mapped[Id]
+    model: Mapped[str] = mapped_column(index=True)
+    input_nano: Mapped[int] = mapped_column(BigInteger)
+    cached_nano: Mapped[int] = mapped_column(BigInteger)
+    output_nano: Mapped[int] = mapped_column(BigInteger)
+    batch_percent: Mapped[int] = mapped_column(default=50)
+    created_at: Mapped[Ms]
+
+
+class UsageRecord(Base):
+    """What one request used and costs: append-only, at most one per request. A correction is
+    another row (`request_id` null) that names the row it corrects."""
+
+    __tablename__ = "usage_records"
+    __table_args__ = (Index("ix_usage_records_tenant_created", "tenant_id", "created_at"),)
+
+    id: Mapped[Id]
+    request_id: Mapped[str | None] = mapped_column(ForeignKey("requests.id"), unique=True)
+    corrects_id: Mapped[str | None] = mapped_column(ForeignKey("usage_records.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    key_id: Mapped[str]
+    batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
+    model: Mapped[str]
+    base_model: Mapped[str]
+    adapter_revision_id: Mapped[str | None]
+    request_class: Mapped[str]
+    prompt_tokens: Mapped[Count]
+    cached_tokens: Mapped[Count]
+    completion_tokens: Mapped[Count]
+    price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"))
+    amount_nano: Mapped[Count]
+    created_at: Mapped[Ms]

@@ -1,0 +1,69 @@
+"""Settings of the gateway's processes: read once at start, frozen, passed down.
+
+Environment variables are `BATTEN_*`, plus `DATABASE_URL` and `REDIS_URL`; command-line flags
+override them. Every limit has its default here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_DATA = Path("~/.local/share/batten").expanduser()
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="BATTEN_", frozen=True, populate_by_name=True, extra="ignore"
+    )
+
+    data: Path = Field(DEFAULT_DATA, description="Data directory of embedded servers and files")
+    database_url: SecretStr | None = Field(
+        None, validation_alias="DATABASE_URL", description="Default: SQLite in the data directory"
+    )
+    redis_url: SecretStr | None = Field(
+        None, validation_alias="REDIS_URL", description="Default: embedded server of `batten up`"
+    )
+    store: str | None = Field(
+        None, description="Object store, file:///dir or s3://bucket; default: in the data directory"
+    )
+    host: str = Field("127.0.0.1", description="Address the API listens on")
+    port: int = Field(8400, ge=0, le=65535, description="Port the API listens on")
+    admin_key: SecretStr | None = Field(None, description="Key of the operator")
+    model: str | None = Field(None, description="Base model: a local folder or a hub id")
+    model_name: str | None = Field(
+        None, description="Name that clients use; default: the folder's or repository's name"
+    )
+
+    queue_window: int = Field(
+        1000, ge=1, description="Most requests in Redis per tenant, model and class"
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Crashes of a worker with one request alone, before it fails"
+    )
+    default_max_tokens: int = Field(1024, ge=1, description="max_tokens when a body names none")
+    file_bytes: int = Field(200 * 2**20, ge=1, description="Largest uploaded file")
+    batch_lines: int = Field(50_000, ge=1, description="Most lines of a batch")
+    line_bytes: int = Field(2**20, ge=1, description="Longest line of a batch file")
+    custom_id_chars: int = Field(512, ge=1, description="Longest custom_id")
+    body_bytes: int = Field(4 * 2**20, ge=1, description="Largest JSON body of a call")
+    adapter_bytes: int = Field(2 * 2**30, ge=1, description="Largest adapter upload")
+    enqueued_tokens: int = Field(
+        200_000_000, ge=1, description="Most prompt tokens of a tenant and model waiting in batches"
+    )
+    file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
+    long_poll_seconds: float = Field(60.0, gt=0, description="Longest wait of a long poll")
+    sync_seconds: float = Field(600.0, gt=0, description="Longest synchronous call")
+    log_level: str = Field("INFO", validation_alias=AliasChoices("BATTEN_LOG_LEVEL", "LOG_LEVEL"))
+
+    @property
+    def effective_database_url(self) -> str:
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data.absolute() / 'batten.db'}"
+
+    @property
+    def effective_store(self) -> str:
+        return self.store or f"file://{self.data.absolute() / 'store'}"
