@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from worker.protocol.messages import GenerateRequest, GenerationEvent, TerminalEvent
-from worker.protocol.types import Capacity, RequestId, WorkerLimits
+from worker.protocol.types import Capacity, RequestId, TenantId, WorkerLimits
 
 EnqueueOutcome = Literal["enqueued", "duplicate", "cancelled"]
 
@@ -44,13 +44,16 @@ class CapacityInvalid(QueueError):
 class Lease(msgspec.Struct, frozen=True):
     """A request held by one worker until `expires_at` (Unix seconds, the server's clock).
 
-    `token` is random (128 bits, hex): whoever cannot show it changes nothing.
+    `token` is random (128 bits, hex, one for each claim): whoever cannot show it changes nothing.
+    `predicted_tokens` is the expected output of one choice, from recent outputs of the same
+    tenant and adapter, at most `max_tokens` (0: unknown).
     """
 
     request: GenerateRequest
     token: str
     worker: str
     expires_at: float
+    predicted_tokens: int = 0
 
 
 class Renewal(msgspec.Struct, frozen=True):
@@ -76,6 +79,17 @@ class StreamEntry(msgspec.Struct, frozen=True):
 
     entry_id: str
     event: GenerationEvent | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """Bytes that this release could not read, kept for an operator. `request_id` is empty when
+    they were an event's: then nothing is known but the bytes."""
+
+    entry_id: str
+    kind: Literal["request", "event"]
+    request_id: str
+    reason: str
+    data: bytes
 
 
 class ClassDepth(msgspec.Struct, frozen=True):
@@ -111,13 +125,23 @@ class RequestQueue(Protocol):
         """Extend leases whose token still matches."""
 
     async def emit(self, lease: Lease, event: GenerationEvent) -> bool:
-        """Append a non-terminal event. False, and nothing happens, when the lease is lost."""
+        """Append a non-terminal event. False, and nothing happens, when the lease is lost.
+
+        A Delta goes to the request's own `TokenStream`, never to the collector.
+        """
 
     async def finish(self, lease: Lease, event: TerminalEvent) -> bool:
-        """Append the event and drop the lease. False, and nothing happens, when it is lost."""
+        """Append the event and drop the lease. False, and nothing happens, when it is lost.
+
+        Repeating a call whose answer was lost answers True and appends nothing. The event of a
+        request with `stream` set also ends its `TokenStream`.
+        """
 
     async def release(self, lease: Lease) -> bool:
-        """Give a request back unfinished (drain): ready again, same attempt, charge refunded."""
+        """Give a request back unfinished (drain): ready again, same attempt, charge refunded.
+
+        A cancelled request is answered by a Cancelled event instead of being ready again.
+        """
 
     async def cancel(self, request_ids: Sequence[RequestId]) -> list[RequestId]:
         """Set tombstones. Ready requests are removed and answered by a Cancelled event; running
@@ -127,16 +151,33 @@ class RequestQueue(Protocol):
         """Wait for cancel notices to this process; [] after `timeout` seconds."""
 
     async def reap(self) -> list[RequestId]:
-        """Turn expired leases into LeaseLost events. Returns the ids."""
+        """Turn expired leases into LeaseLost events (Cancelled, where a tombstone is set).
+
+        Returns the ids. Their records stay, so they remain `known`, until the next attempt is
+        enqueued or they are forgotten. `alone` is told of leases claimed in isolation `alone`.
+        """
 
     async def forget(self, request_ids: Sequence[RequestId]) -> None:
-        """Remove the records (not tombstones of running work) of requests settled in SQL."""
+        """Remove the records (never tombstones) of requests whose SQL state is terminal.
+
+        One that is still ready or leased is withdrawn: its worker finds the lease lost. A request
+        that goes back to `queued` in SQL is not forgotten: its next enqueue replaces the record.
+        """
 
     async def known(self, request_ids: Sequence[RequestId]) -> list[bool]:
         """Whether a record of each exists: ready, leased or finished but not forgotten."""
 
     async def depth(self) -> dict[str, ClassDepth]:
         """Ready and leased requests per class."""
+
+    async def counters(self) -> dict[str, dict[TenantId, float]]:
+        """Virtual token counters of the tenants that wait, per class."""
+
+    async def dead_letters(self, count: int = 100) -> list[DeadLetter]:
+        """Newest first: requests and events that this release could not read.
+
+        Such a request is neither ready nor leased, and stays `known` until it is forgotten.
+        """
 
 
 class EventStream(Protocol):
@@ -150,6 +191,20 @@ class EventStream(Protocol):
 
     async def pending(self) -> int:
         """Entries not yet acknowledged."""
+
+
+class TokenStream(Protocol):
+    """Tokens of requests with `stream` set, for the client that waits for them.
+
+    Capped and expiring; a hint, never the truth: an attempt that was lost is followed by another
+    one's entries from index 0.
+    """
+
+    async def read(self, request_id: RequestId, after: str, timeout: float) -> list[StreamEntry]:
+        """Entries after entry id `after` ("0": from the start): Delta, then the terminal event.
+
+        Waits up to `timeout` seconds for a first one. Undecodable entries have no event.
+        """
 
 
 class WorkerDirectory(Protocol):
