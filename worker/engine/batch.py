@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from worker.engine.sequence import Sequence
+from worker.protocol.errors import AdapterLoadError as AdapterLoadError
 from worker.protocol.types import AdapterRef, TokenLogprob
 
 
@@ -54,15 +55,6 @@ class Runner(Protocol):
     """Executes a batch. One answer per scheduled sequence that `samples`, in batch order."""
 
     def execute(self, batch: ScheduledBatch) -> list[SampledToken]: ...
-
-
-class AdapterLoadError(Exception):
-    """An adapter that cannot serve. `code` is `adapter_unavailable` (try again elsewhere) or
-    `adapter_invalid` (never will)."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class AdapterResidency(Protocol):
