@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from obstore.store import ObjectStore
 
 from gateway.kit.database import Database
+from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.store import open_store
 from gateway.settings import Settings
@@ -20,6 +21,7 @@ class Context:
     database: Database
     store: ObjectStore
     queues: Queues
+    prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
 
 
 class MissingSetting(Exception):
