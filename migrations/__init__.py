@@ -1,0 +1,1 @@
+"""Alembic's scripts, shipped with the distribution. Run them by `batten migrate`."""

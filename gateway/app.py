@@ -1,0 +1,39 @@
+"""The HTTP application: context, middleware, error bodies and the list of routers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from gateway import ops
+from gateway.kit.context import open_context
+from gateway.kit.edge import RequestEdge
+from gateway.kit.error_handlers import install_error_handlers
+from gateway.kit.metrics import Metrics
+from gateway.kit.tasks import SweptTasks, Tasks
+from gateway.settings import Settings
+
+ROUTERS = (ops.router,)
+
+
+def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:
+    """`tasks` is how control processes are told of work; by default only their sweeps find it."""
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_context(settings) as context:
+            app.state.context = context
+            yield
+
+    app = FastAPI(title="Batten", version=version("batten"), lifespan=lifespan)
+    app.state.metrics = metrics
+    app.state.tasks = tasks or SweptTasks()
+    install_error_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(RequestEdge, body_bytes=settings.body_bytes, metrics=metrics)
+    return app

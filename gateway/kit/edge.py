@@ -1,0 +1,125 @@
+"""The outermost layer of the API: request ids, the request log, body checks, and the last
+resort for unexpected errors. Pure ASGI, so that streams pass through untouched."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import ApiError, PayloadTooLarge, UnsupportedMedia
+from gateway.kit.error_handlers import error_response, internal_error
+from gateway.kit.ids import new_id
+from gateway.kit.json import check_json
+from gateway.kit.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+class RequestEdge:
+    def __init__(self, app: ASGIApp, body_bytes: int, metrics: Metrics) -> None:
+        self._app = app
+        self._body_bytes = body_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, send)
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        try:
+            checked = await self._checked_body(scope, receive)
+            await self._app(scope, checked, exchange.send)
+        except ApiError as error:
+            await error_response(error)(scope, receive, exchange.send)
+        except Exception as error:  # the process edge
+            _log.error("unexpected_error", exc_info=error)
+            if exchange.status is not None:
+                raise
+            await internal_error()(scope, receive, exchange.send)
+        finally:
+            self._record(scope, exchange)
+
+    async def _checked_body(self, scope: Scope, receive: Receive) -> Receive:
+        """JSON bodies whole, bounded and strictly valid; uploads are left to stream."""
+        headers = Headers(scope=scope)
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] not in _WITH_BODY or media == "multipart/form-data":
+            return receive
+        if int(headers.get("content-length") or 0) > self._body_bytes:
+            raise self._too_large()
+        body = await self._whole_body(receive)
+        if body:
+            if media != "application/json" and not media.endswith("+json"):
+                raise UnsupportedMedia(
+                    f"Unsupported content type {media!r}: send application/json.",
+                    code="unsupported_content_type",
+                )
+            check_json(body)
+        return _replay(body, receive)
+
+    async def _whole_body(self, receive: Receive) -> bytes:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b""
+            body += message.get("body", b"")
+            if len(body) > self._body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return bytes(body)
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"The request body is larger than {self._body_bytes} bytes.", code="body_too_large"
+        )
+
+    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        seconds = time.perf_counter() - exchange.started
+        status = exchange.status or 499
+        self._metrics.observe(scope["method"], route, status, seconds)
+        _log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=round(seconds, 4),
+        )
+
+
+class _Exchange:
+    """One response on its way out: stamps the id, remembers the status."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self.request_id = new_id("req")
+        self.started = time.perf_counter()
+        self.status: int | None = None
+        scope.setdefault("state", {})["request_id"] = self.request_id
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        await self._send(message)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    sent = False
+
+    async def replayed() -> Any:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

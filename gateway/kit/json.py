@@ -1,0 +1,40 @@
+"""Strict JSON (RFC 8259): no NaN or Infinity, no lone surrogates, no number beyond a double."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import BadRequest
+
+
+class InvalidJson(ValueError):
+    """Says what is wrong, for a person who sent the text."""
+
+
+def parse_json(text: bytes) -> Any:
+    """Raises InvalidJson."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise InvalidJson("it is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(_reason(text, str(error))) from None
+    return value
+
+
+def check_json(body: bytes) -> None:
+    """Raises BadRequest."""
+    try:
+        parse_json(body)
+    except InvalidJson as error:
+        raise BadRequest(
+            f"We could not parse the JSON body of your request: {error}.", code="invalid_json"
+        ) from None
+
+
+def _reason(text: bytes, message: str) -> str:
+    if b"NaN" in text or b"Infinity" in text:
+        return f"{message}; NaN and Infinity are not JSON"
+    return message.removeprefix("JSON is malformed: ")

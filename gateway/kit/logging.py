@@ -1,0 +1,47 @@
+"""Structured logs: one JSON object a line on standard error, secrets masked."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+_SECRET_NAMES = re.compile(r"(authorization|secret|password|api_key|token)$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"\b(bt_|whsec_)[A-Za-z0-9_\-+/=]{8,}|(?<=://)([^/@\s:]*):[^/@\s]+(?=@)")
+
+
+def configure_logging(level: str) -> None:
+    """Once per process, at its edge. Raises ValueError for an unknown level."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"unknown log level {level!r}")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            mask_secrets,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for name, value in event.items():
+        if _SECRET_NAMES.search(name):
+            event[name] = "***"
+        elif isinstance(value, str):
+            event[name] = _SECRET_TEXT.sub(_mask, value)
+    return event
+
+
+def _mask(match: re.Match[str]) -> str:
+    prefix = match.group(1)
+    return f"{prefix}***" if prefix else f"{match.group(2)}:***"

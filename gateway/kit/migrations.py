@@ -1,0 +1,66 @@
+"""Bring a database to this release's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+
+_LOCK = 0x6261_7474_656E  # "batten": one migration at a time per Postgres database
+
+
+def migrate(url: str) -> None:
+    """Idempotent, and safe when several processes start at once: the first one works, the
+    others wait. Blocks: use a thread within an event loop."""
+    with migration_transaction(sync_url(url)) as connection:
+        command.upgrade(config(connection), "head")
+
+
+def sync_url(url: str) -> URL:
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.set(drivername="sqlite+pysqlite")
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def config(connection: Connection) -> Config:
+    """Alembic's configuration, without a file."""
+    result = Config()
+    result.set_main_option("script_location", str(files("migrations")))
+    result.attributes["connection"] = connection
+    return result
+
+
+@contextmanager
+def migration_transaction(url: URL) -> Iterator[Connection]:
+    """A transaction that one process at a time is in."""
+    engine = create_engine(url)
+    is_sqlite = url.get_backend_name() == "sqlite"
+    if is_sqlite:
+        if url.database:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        event.listen(engine, "connect", _manual_transactions)
+        event.listen(engine, "begin", _begin_immediate)
+    try:
+        with engine.begin() as connection:
+            if not is_sqlite:
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _manual_transactions(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA busy_timeout=60000")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+
+from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.pagination import Page, PageRequest, fetch_page
+from gateway.models import ApiKey, Tenant
+
+
+class TenantRepository:
+    """Tenants and keys, for operators: not bound to one tenant."""
+
+    def __init__(self, session: ReadSession | WriteSession) -> None:
+        self._session = session
+
+    async def get(self, tenant_id: str) -> Tenant | None:
+        return await self._session.get(Tenant, tenant_id)
+
+    async def named(self, name: str) -> Tenant | None:
+        return await self._session.scalar(select(Tenant).where(Tenant.name == name))
+
+    async def page(self, page: PageRequest) -> Page[Tenant]:
+        return await fetch_page(self._session, Tenant, select(Tenant), page)
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        return await self._session.get(ApiKey, key_id)
+
+    async def keys(self, tenant_id: str | None, page: PageRequest) -> Page[ApiKey]:
+        rows = select(ApiKey)
+        if tenant_id is not None:
+            rows = rows.where(ApiKey.tenant_id == tenant_id)
+        return await fetch_page(self._session, ApiKey, rows, page)
+
+    async def all(self) -> Sequence[Tenant]:
+        return (await self._session.scalars(select(Tenant).order_by(Tenant.name))).all()
+
+    def add(self, row: Tenant | ApiKey) -> None:
+        self._session.add(row)

@@ -1,0 +1,433 @@
+"""The initial schema, and the default price: $0.10 per million prompt tokens, a quarter of that
+for cached ones, $0.40 per million completion tokens, batches at half."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+JSON = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
+
+
+def upgrade() -> None:
+    create_tables()
+    prices = sa.table(
+        "prices",
+        *(
+            sa.column(name)
+            for name in (
+                "id",
+                "model",
+                "input_nano",
+                "cached_nano",
+                "output_nano",
+                "batch_percent",
+                "created_at",
+            )
+        ),
+    )
+    op.execute(prices.insert().values(("price_default", "*", 100, 25, 400, 50, 0)))
+
+
+def create_tables() -> None:
+    op.create_table(
+        "base_models",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("source", sa.String(), nullable=False),
+        sa.Column("context_tokens", sa.Integer(), nullable=False),
+        sa.Column("limits", JSON, nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("announced_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_base_models")),
+    )
+    op.create_table(
+        "heartbeats",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_heartbeats")),
+    )
+    op.create_table(
+        "prices",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("input_nano", sa.BigInteger(), nullable=False),
+        sa.Column("cached_nano", sa.BigInteger(), nullable=False),
+        sa.Column("output_nano", sa.BigInteger(), nullable=False),
+        sa.Column("batch_percent", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_prices")),
+    )
+    op.create_index(op.f("ix_prices_model"), "prices", ["model"], unique=False)
+    op.create_table(
+        "tenants",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("weight", sa.Double(), nullable=False),
+        sa.Column("limits", JSON, nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("suspended_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tenants")),
+        sa.UniqueConstraint("name", name=op.f("uq_tenants_name")),
+    )
+    op.create_table(
+        "adapters",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("base_model", sa.String(), nullable=False),
+        sa.Column("promoted_revision_id", sa.String(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["base_model"], ["base_models.name"], name=op.f("fk_adapters_base_model")
+        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_adapters_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapters")),
+    )
+    op.create_index(
+        "uq_adapters_tenant_name",
+        "adapters",
+        ["tenant_id", "name"],
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=True),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("hash", sa.String(), nullable=False),
+        sa.Column("hint", sa.String(), nullable=False),
+        sa.Column("scopes", JSON, nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("revoked_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_api_keys_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+        sa.UniqueConstraint("hash", name=op.f("uq_api_keys_hash")),
+    )
+    op.create_index(op.f("ix_api_keys_tenant_id"), "api_keys", ["tenant_id"], unique=False)
+    op.create_table(
+        "files",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("filename", sa.String(), nullable=False),
+        sa.Column("purpose", sa.String(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("store_key", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.Column("purged_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_files_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
+    )
+    op.create_index(
+        "ix_files_tenant_created", "files", ["tenant_id", "created_at", "id"], unique=False
+    )
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("path", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=True),
+        sa.Column("response", JSON, nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_idempotency_keys_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "path", "key", name=op.f("pk_idempotency_keys")),
+    )
+    op.create_index(
+        op.f("ix_idempotency_keys_created_at"), "idempotency_keys", ["created_at"], unique=False
+    )
+    op.create_table(
+        "adapter_revisions",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("adapter_id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("digest", sa.String(), nullable=True),
+        sa.Column("rank", sa.Integer(), nullable=True),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("upload_key", sa.String(), nullable=False),
+        sa.Column("config", JSON, nullable=True),
+        sa.Column("errors", JSON, nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["adapter_id"], ["adapters.id"], name=op.f("fk_adapter_revisions_adapter_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_adapter_revisions_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter_revisions")),
+        sa.UniqueConstraint(
+            "adapter_id", "number", name=op.f("uq_adapter_revisions_adapter_id_number")
+        ),
+    )
+    op.create_table(
+        "batches",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("endpoint", sa.String(), nullable=False),
+        sa.Column("completion_window", sa.String(), nullable=False),
+        sa.Column("on_invalid", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("input_file_id", sa.String(length=64), nullable=False),
+        sa.Column("output_file_id", sa.String(), nullable=True),
+        sa.Column("error_file_id", sa.String(), nullable=True),
+        sa.Column("output_expires_seconds", sa.Integer(), nullable=True),
+        sa.Column("model", sa.String(), nullable=True),
+        sa.Column("errors", JSON, nullable=True),
+        sa.Column("user_metadata", JSON, nullable=True),
+        sa.Column("validated_offset", sa.BigInteger(), nullable=False),
+        sa.Column("validated_lines", sa.BigInteger(), nullable=False),
+        sa.Column("expanded_offset", sa.BigInteger(), nullable=False),
+        sa.Column("expanded_lines", sa.BigInteger(), nullable=False),
+        sa.Column("total", sa.BigInteger(), nullable=False),
+        sa.Column("completed", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("cancelled", sa.BigInteger(), nullable=False),
+        sa.Column("expired", sa.BigInteger(), nullable=False),
+        sa.Column("enqueued_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.Column("in_progress_at", sa.BigInteger(), nullable=True),
+        sa.Column("finalizing_at", sa.BigInteger(), nullable=True),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("failed_at", sa.BigInteger(), nullable=True),
+        sa.Column("expired_at", sa.BigInteger(), nullable=True),
+        sa.Column("cancelling_at", sa.BigInteger(), nullable=True),
+        sa.Column("cancelled_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["input_file_id"], ["files.id"], name=op.f("fk_batches_input_file_id")
+        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_batches_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
+    )
+    op.create_index(
+        "ix_batches_open",
+        "batches",
+        ["status"],
+        unique=False,
+        sqlite_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+        postgresql_where=sa.text(
+            "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
+        ),
+    )
+    op.create_index(
+        "ix_batches_tenant_created", "batches", ["tenant_id", "created_at", "id"], unique=False
+    )
+    op.create_table(
+        "requests",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("batch_id", sa.String(length=64), nullable=True),
+        sa.Column("line_no", sa.Integer(), nullable=True),
+        sa.Column("custom_id", sa.String(), nullable=True),
+        sa.Column("endpoint", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("base_model", sa.String(), nullable=False),
+        sa.Column("adapter_revision_id", sa.String(length=64), nullable=True),
+        sa.Column("request_class", sa.String(), nullable=False),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("epoch", sa.String(), nullable=True),
+        sa.Column("crashes", sa.Integer(), nullable=False),
+        sa.Column("crashes_alone", sa.Integer(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.Integer(), nullable=False),
+        sa.Column("max_tokens", sa.Integer(), nullable=False),
+        sa.Column("sort_key", sa.String(), nullable=False),
+        sa.Column("input_offset", sa.BigInteger(), nullable=True),
+        sa.Column("input_length", sa.Integer(), nullable=True),
+        sa.Column("body", JSON, nullable=True),
+        sa.Column("user_metadata", JSON, nullable=True),
+        sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.Column("dispatched_at", sa.BigInteger(), nullable=True),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.Column("cancel_requested_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["adapter_revision_id"],
+            ["adapter_revisions.id"],
+            name=op.f("fk_requests_adapter_revision_id"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["base_model"], ["base_models.name"], name=op.f("fk_requests_base_model")
+        ),
+        sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_requests_batch_id")),
+        sa.ForeignKeyConstraint(["price_id"], ["prices.id"], name=op.f("fk_requests_price_id")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_requests_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_requests")),
+        sa.UniqueConstraint("batch_id", "custom_id", name=op.f("uq_requests_batch_id_custom_id")),
+        sa.UniqueConstraint("batch_id", "line_no", name=op.f("uq_requests_batch_id_line_no")),
+    )
+    op.create_index("ix_requests_batch_state", "requests", ["batch_id", "state"], unique=False)
+    op.create_index(
+        "ix_requests_dispatched",
+        "requests",
+        ["base_model", "tenant_id", "request_class", "dispatched_at"],
+        unique=False,
+        sqlite_where=sa.text("state IN ('dispatched', 'running')"),
+        postgresql_where=sa.text("state IN ('dispatched', 'running')"),
+    )
+    op.create_index(
+        "ix_requests_jobs",
+        "requests",
+        ["tenant_id", "created_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("kind = 'job'"),
+        postgresql_where=sa.text("kind = 'job'"),
+    )
+    op.create_index(
+        "ix_requests_open_deadline",
+        "requests",
+        ["deadline_at"],
+        unique=False,
+        sqlite_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
+        postgresql_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
+    )
+    op.create_index(
+        "ix_requests_queued",
+        "requests",
+        ["base_model", "tenant_id", "request_class", "sort_key", "id"],
+        unique=False,
+        sqlite_where=sa.text("state = 'queued'"),
+        postgresql_where=sa.text("state = 'queued'"),
+    )
+    op.create_table(
+        "results",
+        sa.Column("request_id", sa.String(length=64), nullable=False),
+        sa.Column("status_code", sa.Integer(), nullable=True),
+        sa.Column("body", JSON, nullable=True),
+        sa.Column("error", JSON, nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["request_id"], ["requests.id"], name=op.f("fk_results_request_id")
+        ),
+        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_results")),
+    )
+    op.create_table(
+        "usage_records",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("request_id", sa.String(length=64), nullable=True),
+        sa.Column("corrects_id", sa.String(length=64), nullable=True),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("batch_id", sa.String(length=64), nullable=True),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("base_model", sa.String(), nullable=False),
+        sa.Column("adapter_revision_id", sa.String(), nullable=True),
+        sa.Column("request_class", sa.String(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["batch_id"], ["batches.id"], name=op.f("fk_usage_records_batch_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["corrects_id"], ["usage_records.id"], name=op.f("fk_usage_records_corrects_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["price_id"], ["prices.id"], name=op.f("fk_usage_records_price_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["request_id"], ["requests.id"], name=op.f("fk_usage_records_request_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_usage_records_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_usage_records")),
+        sa.UniqueConstraint("request_id", name=op.f("uq_usage_records_request_id")),
+    )
+    op.create_index(op.f("ix_usage_records_batch_id"), "usage_records", ["batch_id"], unique=False)
+    op.create_index(
+        "ix_usage_records_tenant_created",
+        "usage_records",
+        ["tenant_id", "created_at"],
+        unique=False,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_usage_records_tenant_created", table_name="usage_records")
+    op.drop_index(op.f("ix_usage_records_batch_id"), table_name="usage_records")
+    op.drop_table("usage_records")
+    op.drop_table("results")
+    op.drop_index(
+        "ix_requests_queued",
+        table_name="requests",
+        sqlite_where=sa.text("state = 'queued'"),
+        postgresql_where=sa.text("state = 'queued'"),
+    )
+    op.drop_index(
+        "ix_requests_open_deadline",
+        table_name="requests",
+        sqlite_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
+        postgresql_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
+    )
+    op.drop_index(
+        "ix_requests_jobs",
+        table_name="requests",
+        sqlite_where=sa.text("kind = 'job'"),
+        postgresql_where=sa.text("kind = 'job'"),
+    )
+    op.drop_index(
+        "ix_requests_dispatched",
+        table_name="requests",
+        sqlite_where=sa.text("state IN ('dispatched', 'running')"),
+        postgresql_where=sa.text("state IN ('dispatched', 'running')"),
+    )
+    op.drop_index("ix_requests_batch_state", table_name="requests")
+    op.drop_table("requests")
+    op.drop_index("ix_batches_tenant_created", table_name="batches")
+    op.drop_index(
+        "ix_batches_open",
+        table_name="batches",
+        sqlite_where=sa.text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+        postgresql_where=sa.text(
+            "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
+        ),
+    )
+    op.drop_table("batches")
+    op.drop_table("adapter_revisions")
+    op.drop_index(op.f("ix_idempotency_keys_created_at"), table_name="idempotency_keys")
+    op.drop_table("idempotency_keys")
+    op.drop_index("ix_files_tenant_created", table_name="files")
+    op.drop_table("files")
+    op.drop_index(op.f("ix_api_keys_tenant_id"), table_name="api_keys")
+    op.drop_table("api_keys")
+    op.drop_index(
+        "uq_adapters_tenant_name",
+        table_name="adapters",
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.drop_table("adapters")
+    op.drop_table("tenants")
+    op.drop_index(op.f("ix_prices_model"), table_name="prices")
+    op.drop_table("prices")
+    op.drop_table("heartbeats")
+    op.drop_table("base_models")

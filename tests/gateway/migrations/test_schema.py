@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from gateway.kit.migrations import config, migrate, migration_transaction, sync_url
+from gateway.models import Base
+
+
+def test_models_and_migrations_describe_the_same_schema(database_url: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        differences = compare_metadata(
+            MigrationContext.configure(connection, opts={"compare_type": True}), Base.metadata
+        )
+    assert differences == []
+
+
+def test_partial_indexes_are_partial(database_url: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        indexes = {index["name"]: index for index in inspect(connection).get_indexes("requests")}
+    options = indexes["ix_requests_queued"]["dialect_options"]
+    assert any("queued" in str(where) for where in options.values())
+
+
+def test_a_default_price_exists(database_url: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        rows = connection.execute(text("SELECT model, batch_percent FROM prices")).all()
+    assert [tuple(row) for row in rows] == [("*", 50)]
+
+
+def test_migrating_again_changes_nothing(database_url: str) -> None:
+    migrate(database_url)
+    with migration_transaction(sync_url(database_url)) as connection:
+        assert connection.execute(text("SELECT count(*) FROM prices")).scalar_one() == 1
+
+
+def test_downgrade_leaves_nothing(database_url: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        command.downgrade(config(connection), "base")
+    with migration_transaction(sync_url(database_url)) as connection:
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+
+
+def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new' / 'batten.db'}"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(migrate, [url] * 4))
+    with migration_transaction(sync_url(url)) as connection:
+        assert connection.execute(text("SELECT count(*) FROM prices")).scalar_one() == 1
