@@ -1,0 +1,3 @@
+redis.call('ZREM', key('seen'), ask.worker)
+redis.call('HDEL', key('info'), ask.worker)
+return 0
