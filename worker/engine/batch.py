@@ -64,6 +64,10 @@ class AdapterResidency(Protocol):
         """True when ready on the device; else starts loading it (off this thread) if rank rows
         are or can be made free, and returns False. Raises AdapterLoadError once it failed."""
 
+    def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
+        """First position that a ready adapter changes: 0, or for an activated LoRA where its
+        invocation last begins in the prompt (`sys.maxsize` when it does not occur)."""
+
     def pin(self, adapter: AdapterRef) -> None:
         """One more running sequence uses it."""
 

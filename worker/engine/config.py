@@ -17,6 +17,14 @@ class SchedulerConfig:
     `token_budget`: most tokens computed in one step. `max_sequences`: most sequences running at
     once. `watermark`: share of KV blocks that admission may promise (running sequences may use
     the rest). `adapter_rank`: rows of the rank pool.
+
+    `prefix_caching`: full blocks are found again by their content. `prefix_wait`: most steps that
+    a sequence waits for a prefix another one is computing (0: never). `drain_after`: steps after
+    which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
+    is overtaken by at most this many later ones for each class that they are more urgent.
+    `waiting_served_ratio`: `prefill_first` lets decodes wait only while at least this many
+    sequences want prefill for each one that decodes. `batch_size` (0: `max_sequences`) and
+    `batch_wait` (seconds) form the batches of the dynamic and static modes.
     """
 
     num_blocks: int
@@ -28,6 +36,13 @@ class SchedulerConfig:
     context_tokens: int = 8192
     mode: BatchingMode = "continuous"
     policy: SchedulingPolicy = "decode_first"
+    prefix_caching: bool = True
+    prefix_wait: int = 64
+    drain_after: int = 64
+    class_headstart: int = 256
+    waiting_served_ratio: float = 0.0
+    batch_size: int = 0
+    batch_wait: float = 0.05
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1 or self.block_size < 1:
@@ -36,3 +51,23 @@ class SchedulerConfig:
             raise ValueError("token_budget and max_sequences must be at least 1")
         if not 0 < self.watermark <= 1:
             raise ValueError(f"watermark {self.watermark} is not in (0, 1]")
+        if self.context_tokens < 2:
+            raise ValueError("a context holds at least one prompt token and one answer token")
+        if not 0 <= self.batch_size <= self.max_sequences:
+            raise ValueError(f"batch_size {self.batch_size} is not in [0, max_sequences]")
+        if min(self.prefix_wait, self.drain_after, self.class_headstart) < 0:
+            raise ValueError("prefix_wait, drain_after and class_headstart must not be negative")
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values fit the pool."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission may promise."""
+        return max(1, int(self.num_blocks * self.watermark))
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens of one sequence."""
+        return -(-tokens // self.block_size)

@@ -22,16 +22,26 @@ class SequenceStatus(enum.Enum):
     FINISHED = enum.auto()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """Choice `choice` of a request.
 
     Tokens are `prompt_ids` then `output_ids`. The first `num_computed` of them have their keys
-    and values in `block_table` (token i lies in block `block_table[i // block_size]`).
+    and values in `block_table` (token i lies in block `block_table[i // block_size]`). Entries
+    of the table may be replaced between steps by blocks of equal content: read it anew each step.
     `num_cached` prompt tokens were found in the prefix cache when it was first admitted.
     `priority` is smaller for more urgent classes; `arrival` orders within a class.
     A preempted sequence loses its blocks and keeps `output_ids`: they are replayed, never
     chosen again.
+
+    `adapter_start` is the first token that the adapter changes (activated LoRA: where its
+    invocation begins; otherwise 0), known from first admission on. The first `shared_tokens`
+    tokens are a prefix that all cache scopes share. `predicted_output` is the expected answer
+    length that admission reserves memory for.
+
+    The scheduler's own notes: `promised_blocks` were reserved at admission, the first
+    `num_published` blocks of the table are in the prefix cache, `block_keys` are chained hashes
+    of the leading full blocks, `waits_for_prefix` is unset once waiting took too long.
     """
 
     request_id: RequestId
@@ -49,6 +59,14 @@ class Sequence:
     num_cached: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
+    adapter_start: int = 0
+    shared_tokens: int = 0
+    predicted_output: int = 128
+    promised_blocks: int = 0
+    num_published: int = 0
+    block_keys: list[int] = field(default_factory=list)
+    waits_for_prefix: bool = True
+    admissions: int = 0
 
     @property
     def num_tokens(self) -> int:
