@@ -1,0 +1,55 @@
+"""What `Engine.step` says about requests. The last three end one; nothing follows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from worker.protocol.types import Choice, RequestId, TokenUsage
+
+StepFailureCode = Literal["adapter_unavailable", "adapter_invalid", "numerical_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedOutput:
+    """Its first tokens were computed in this step."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOutput:
+    """Choice `choice` grew by `token_ids`, from position `index` on, and by `text`.
+
+    Text follows its tokens with delay where the next tokens may still change it (half a
+    character, the beginning of a stop string). All texts of a choice, joined, are its text.
+    """
+
+    request_id: RequestId
+    choice: int
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedOutput:
+    request_id: RequestId
+    choices: tuple[Choice, ...]
+    usage: TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOutput:
+    request_id: RequestId
+    code: StepFailureCode
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledOutput:
+    request_id: RequestId
+
+
+EngineOutput = StartedOutput | DeltaOutput | FinishedOutput | FailedOutput | CancelledOutput
