@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Select, func, select
+
+from gateway.auth.scope import TenantScope
+from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.pagination import Page, PageRequest, fetch_page
+from gateway.models import Adapter, AdapterRevision, BaseModel
+
+Session = ReadSession | WriteSession
+
+
+class BaseModelRepository:
+    """What this deployment serves: the same for every tenant."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def get(self, name: str) -> BaseModel | None:
+        return await self._session.get(BaseModel, name)
+
+    async def all(self) -> Sequence[BaseModel]:
+        return (await self._session.scalars(select(BaseModel).order_by(BaseModel.name))).all()
+
+    def add(self, row: BaseModel) -> None:
+        self._session.add(row)
+
+
+class AdapterRepository:
+    """One tenant's adapters and their revisions."""
+
+    def __init__(self, session: Session, scope: TenantScope) -> None:
+        self._session = session
+        self._scope = scope
+
+    def _adapters(self) -> Select[Adapter]:
+        return select(Adapter).where(Adapter.tenant_id == self._scope.tenant_id)
+
+    def _revisions(self) -> Select[AdapterRevision]:
+        return select(AdapterRevision).where(AdapterRevision.tenant_id == self._scope.tenant_id)
+
+    async def named(self, name: str) -> Adapter | None:
+        rows = self._adapters().where(Adapter.name == name, Adapter.deleted_at.is_(None))
+        return await self._session.scalar(rows)
+
+    async def get(self, id_or_name: str, lock: bool = False) -> Adapter | None:
+        rows = self._adapters().where(
+            (Adapter.id == id_or_name) | (Adapter.name == id_or_name), Adapter.deleted_at.is_(None)
+        )
+        return await self._session.scalar(rows.with_for_update() if lock else rows)
+
+    async def page(self, page: PageRequest) -> Page[Adapter]:
+        rows = self._adapters()
+        living = rows.where(Adapter.deleted_at.is_(None))
+        return await fetch_page(self._session, Adapter, living, page, cursors=rows)
+
+    async def promoted(self) -> Sequence[tuple[Adapter, AdapterRevision]]:
+        """Adapters that answer to their bare name, with what they answer with."""
+        rows = (
+            select(Adapter, AdapterRevision)
+            .join(AdapterRevision, AdapterRevision.id == Adapter.promoted_revision_id)
+            .where(Adapter.tenant_id == self._scope.tenant_id, Adapter.deleted_at.is_(None))
+            .order_by(Adapter.name)
+        )
+        return [(row[0], row[1]) for row in await self._session.execute(rows)]
+
+    async def revision(self, adapter_id: str, id_or_number: str) -> AdapterRevision | None:
+        rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
+        if id_or_number.isdecimal() and len(id_or_number) < 10:
+            rows = rows.where(AdapterRevision.number == int(id_or_number))
+        else:
+            rows = rows.where(AdapterRevision.id == id_or_number)
+        return await self._session.scalar(rows)
+
+    async def revisions(self, adapter_id: str, page: PageRequest) -> Page[AdapterRevision]:
+        rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
+        return await fetch_page(self._session, AdapterRevision, rows, page)
+
+    async def latest(self, adapter_id: str) -> AdapterRevision | None:
+        rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
+        return await self._session.scalar(rows.order_by(AdapterRevision.number.desc()).limit(1))
+
+    async def ready_before(self, adapter_id: str, number: int) -> AdapterRevision | None:
+        rows = self._revisions().where(
+            AdapterRevision.adapter_id == adapter_id,
+            AdapterRevision.status == "ready",
+            AdapterRevision.number < number,
+        )
+        return await self._session.scalar(rows.order_by(AdapterRevision.number.desc()).limit(1))
+
+    async def next_number(self, adapter_id: str) -> int:
+        rows = select(func.max(AdapterRevision.number)).where(
+            AdapterRevision.adapter_id == adapter_id
+        )
+        return (await self._session.scalar(rows) or 0) + 1
+
+    def add(self, row: Adapter | AdapterRevision) -> None:
+        self._session.add(row)
+
+
+class IngestRepository:
+    """Uploads of all tenants that wait to be checked: for the control processes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def waiting(self, limit: int) -> Sequence[str]:
+        rows = select(AdapterRevision.id).where(AdapterRevision.status == "validating")
+        rows = rows.order_by(AdapterRevision.created_at).limit(limit)
+        return (await self._session.scalars(rows)).all()
+
+    async def get(self, revision_id: str, lock: bool = False) -> AdapterRevision | None:
+        rows = select(AdapterRevision).where(AdapterRevision.id == revision_id)
+        return await self._session.scalar(rows.with_for_update() if lock else rows)
+
+    async def adapter(self, adapter_id: str, lock: bool = False) -> Adapter | None:
+        rows = select(Adapter).where(Adapter.id == adapter_id)
+        return await self._session.scalar(rows.with_for_update() if lock else rows)

@@ -1,0 +1,56 @@
+"""From the `model` of a body to what will run: `base`, `adapter` or `adapter@revision`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.adapters.repository import AdapterRepository, BaseModelRepository
+from gateway.auth.scope import TenantScope
+from gateway.errors import NotFound
+from gateway.kit.database import ReadSession, WriteSession
+from gateway.models import AdapterRevision, BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """`name` is the adapter's, or the base model's when `revision` is None."""
+
+    name: str
+    base: BaseModel
+    revision: AdapterRevision | None = None
+
+    @property
+    def price_names(self) -> tuple[str, ...]:
+        """For `billing.price_for`: most specific first."""
+        return (self.name, self.base.name) if self.revision else (self.name,)
+
+
+async def resolve_model(
+    session: ReadSession | WriteSession, scope: TenantScope, name: str
+) -> ResolvedModel:
+    """Raises NotFound (`model_not_found`): unknown, another tenant's, or no ready revision."""
+    models = BaseModelRepository(session)
+    if base := await models.get(name):
+        return ResolvedModel(name, base)
+    adapters = AdapterRepository(session, scope)
+    adapter_name, at, wanted = name.rpartition("@")
+    adapter = await adapters.named(adapter_name if at else name)
+    if adapter is None:
+        raise model_not_found(name)
+    wanted = wanted if at else adapter.promoted_revision_id or ""
+    revision = await adapters.revision(adapter.id, wanted) if wanted else None
+    if revision is None:
+        raise model_not_found(name, "" if at else " It has no ready revision yet.")
+    if revision.status != "ready":
+        raise model_not_found(name, f" Its revision {revision.number} is {revision.status}.")
+    base = await models.get(adapter.base_model)
+    assert base is not None  # a foreign key
+    return ResolvedModel(adapter.name, base, revision)
+
+
+def model_not_found(name: str, why: str = "") -> NotFound:
+    return NotFound(
+        f"The model '{name}' does not exist or you do not have access to it.{why}",
+        code="model_not_found",
+        param="model",
+    )
