@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch import Tensor
 
@@ -26,6 +27,13 @@ class LoraSegments:
     num_tokens: int
     spans: tuple[tuple[int, int, tuple[int, ...]], ...]
     derived: dict[object, object] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """All pool rows that the step uses."""
+        if "rows" not in self.derived:
+            self.derived["rows"] = frozenset(row for span in self.spans for row in span[2])
+        return cast(frozenset[int], self.derived["rows"])
 
     @classmethod
     def build(

@@ -47,7 +47,7 @@ def _launches(segments: LoraSegments, device: torch.device) -> list[_Launch]:
 def _plan(segments: LoraSegments, device: torch.device) -> list[_Launch]:
     spans = segments.spans
     start, stop = spans[0][0], spans[-1][1]
-    active = sorted({row for _, _, rows in spans for row in rows})
+    active = sorted(segments.rows)
     together = (stop - start) * len(active)
     apart = sum((last - first) * len(rows) for first, last, rows in spans)
     if len(spans) == 1 or together > apart + SPAN_COST * len(spans):

@@ -1,0 +1,157 @@
+"""Linear layers that add each token's adapter, and the rank pool that holds the adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from kernels.lora import lora
+from worker.engine.attention import current_context
+
+
+class LoraWeights(Protocol):
+    """One module's update: `scale * B @ A`, A [rank, in], B [out, rank]."""
+
+    @property
+    def A(self) -> Tensor: ...  # noqa: N802
+    @property
+    def B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def scale(self) -> float: ...
+
+
+class LoadedAdapter(Protocol):
+    """An adapter in host memory, checked against the model."""
+
+    @property
+    def modules(self) -> Mapping[str, LoraWeights]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class LoraLinear(nn.Module):
+    """`base_layer`, then the low-rank update of every token that has an adapter.
+
+    `base_layer` stays the model's own module. It is all that runs before a pool is attached,
+    and where no adapter of the batch has a row in `live_rows`.
+    """
+
+    A: Tensor | None
+    B: Tensor | None
+    scales: Tensor | None
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.out_features, self.in_features = _features(base_layer)
+        self.A = self.B = self.scales = None
+        self.live_rows: frozenset[int] = frozenset()
+
+    def attach(self, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Give this module `rank` pool rows, zeroed."""
+        self.A = torch.zeros(rank, self.in_features, dtype=dtype, device=device)
+        self.B = torch.zeros(rank, self.out_features, dtype=dtype, device=device)
+        self.scales = torch.zeros(rank, dtype=torch.float32, device=device)
+
+    @property
+    def weight(self) -> Tensor:
+        """The base weight: models look at its type and device."""
+        return self.base_layer.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base_layer.bias  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        segments = current_context().lora
+        if segments is None or self.live_rows.isdisjoint(segments.rows):
+            return y
+        if self.A is None or self.B is None or self.scales is None:
+            return y
+        packed = y.view(-1, self.out_features)
+        lora(x.reshape(-1, self.in_features), packed, self.A, self.B, self.scales, segments)
+        return y
+
+
+def _features(layer: nn.Module) -> tuple[int, int]:
+    """(out, in)"""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    assert isinstance(layer, Conv1D)
+    rows, columns = layer.weight.shape
+    return int(columns), int(rows)
+
+
+def wrap_linears(model: nn.Module) -> dict[str, LoraLinear]:
+    """Replace every linear module but the output head; returns them by their own names."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    }
+    wrapped = {}
+    for name, module in linears.items():
+        parent, _, attribute = name.rpartition(".")
+        wrapped[name] = LoraLinear(module)
+        setattr(model.get_submodule(parent), attribute, wrapped[name])
+    return wrapped
+
+
+class RankPool:
+    """`rank` rows in every wrapped module; an adapter of rank r owns the same r rows in each.
+
+    Modules that an adapter doesn't change, or changes with a smaller rank, have scale 0 there.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, LoraLinear],
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.rank = rank
+        self._modules = modules
+        for module in modules.values():
+            module.attach(rank, dtype, device)
+
+    @staticmethod
+    def bytes_per_rank(modules: Mapping[str, LoraLinear], dtype: torch.dtype) -> int:
+        """Device memory of one row in all modules."""
+        widths = sum(module.in_features + module.out_features for module in modules.values())
+        return widths * dtype.itemsize + 4 * len(modules)
+
+    @torch.inference_mode()
+    def write(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
+        """Copy `adapter` into `rows`, which no running sequence uses.
+
+        Raises KeyError when the model has no module of a name that the adapter changes.
+        """
+        unknown = adapter.modules.keys() - self._modules.keys()
+        if unknown:
+            raise KeyError(sorted(unknown)[0])
+        for name, module in self._modules.items():
+            _write(module, list(rows), adapter.modules.get(name))
+
+
+def _write(module: LoraLinear, rows: list[int], weights: LoraWeights | None) -> None:
+    assert module.A is not None
+    assert module.B is not None
+    assert module.scales is not None
+    rank = 0 if weights is None else weights.A.shape[0]
+    used, spare = rows[:rank], rows[rank:]
+    module.live_rows = (module.live_rows - set(rows)) | set(used)
+    for pool in (module.A, module.B, module.scales):
+        pool[spare] = 0
+    if weights is not None:
+        module.A[used] = weights.A.to(module.A.device, module.A.dtype)
+        module.B[used] = weights.B.t().to(module.B.device, module.B.dtype)
+        module.scales[used] = weights.scale

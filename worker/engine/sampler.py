@@ -1,0 +1,133 @@
+"""Logits to tokens: bias and penalties, then the choice, then what is reported about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from kernels.sample import SamplingPlan, sample
+from worker.engine.batch import SampledToken
+from worker.engine.random_numbers import uniform
+from worker.engine.sequence import Sequence
+from worker.protocol.types import SamplingParams, TokenLogprob
+
+
+def sample_tokens(logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
+    """One token per row of `logits`, float32 [sequences, vocabulary], which stays untouched.
+
+    Order, as in vLLM: logit bias, repetition, frequency and presence penalties, temperature,
+    min-p, top-k, top-p. Log-probabilities are those of the model itself, before all that. A
+    row whose logits are not numbers, or whose bias names no token, gets an `error` instead.
+    """
+    errors = _errors(logits, sequences)
+    if any(errors):
+        broken = torch.tensor([error is not None for error in errors], device=logits.device)
+        logits = logits.masked_fill(broken[:, None], 0)
+    adjusted = _adjust(logits, sequences, errors)
+    chosen = sample(adjusted, _plan(sequences, logits.device)).tolist()
+    reports = _logprobs(logits, sequences, chosen)
+    return [
+        SampledToken(token, report) if error is None else SampledToken(-1, error=error)
+        for token, report, error in zip(chosen, reports, errors, strict=True)
+    ]
+
+
+def _errors(logits: Tensor, sequences: Rows[Sequence]) -> list[str | None]:
+    finite = torch.isfinite(logits.amax(1)).tolist()
+    vocabulary = logits.shape[1]
+    errors: list[str | None] = []
+    for is_finite, sequence in zip(finite, sequences, strict=True):
+        biased = [token for token, _ in sequence.sampling.logit_bias]
+        if not is_finite:
+            errors.append("the model's logits are not finite")
+        elif biased and not 0 <= min(biased) <= max(biased) < vocabulary:
+            errors.append(f"logit_bias names a token outside of the {vocabulary} there are")
+        else:
+            errors.append(None)
+    return errors
+
+
+def _adjust(logits: Tensor, sequences: Rows[Sequence], errors: Rows[str | None]) -> Tensor:
+    rows = [
+        (row, sequence)
+        for row, (sequence, error) in enumerate(zip(sequences, errors, strict=True))
+        if error is None and _adjusts(sequence.sampling)
+    ]
+    if not rows:
+        return logits
+    adjusted = logits.clone()
+    for row, sequence in rows:
+        _adjust_row(adjusted[row], sequence)
+    return adjusted
+
+
+def _adjusts(sampling: SamplingParams) -> bool:
+    return bool(
+        sampling.logit_bias
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1
+    )
+
+
+def _adjust_row(logits: Tensor, sequence: Sequence) -> None:
+    """Bias and penalise float32 [vocabulary] in place."""
+    sampling, device = sequence.sampling, logits.device
+    if sampling.logit_bias:
+        tokens, biases = zip(*sampling.logit_bias, strict=True)
+        logits.index_add_(
+            0, torch.tensor(tokens, device=device), torch.tensor(biases, device=device).float()
+        )
+    if sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*sequence.prompt_ids, *sequence.output_ids}), device=device)
+        scores, penalty = logits[seen], sampling.repetition_penalty
+        logits[seen] = torch.where(scores < 0, scores * penalty, scores / penalty)
+    if sequence.output_ids and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(sequence.output_ids)
+        times = torch.tensor(list(counts.values()), device=device)
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * times
+        logits[torch.tensor(list(counts), device=device)] -= penalties
+
+
+def _plan(sequences: Rows[Sequence], device: torch.device) -> SamplingPlan:
+    params = [sequence.sampling for sequence in sequences]
+
+    def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    uniforms = [
+        uniform(sequence.sampling.seed, sequence.choice, sequence.num_tokens)
+        if sequence.sampling.temperature
+        else 0.0
+        for sequence in sequences
+    ]
+    return SamplingPlan(
+        temperatures=column([p.temperature for p in params], torch.float32),
+        top_ks=column([p.top_k for p in params], torch.int64),
+        top_ps=column([p.top_p for p in params], torch.float64),
+        min_ps=column([p.min_p for p in params], torch.float32),
+        uniforms=column(uniforms, torch.float64),
+    )
+
+
+def _logprobs(
+    logits: Tensor, sequences: Rows[Sequence], chosen: Rows[int]
+) -> list[TokenLogprob | None]:
+    reports: list[TokenLogprob | None] = [None] * len(sequences)
+    rows = [row for row, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
+    if not rows:
+        return reports
+    wanted = max(sequences[row].sampling.logprobs or 0 for row in rows)
+    logprobs = torch.log_softmax(logits[rows], 1)
+    tokens = torch.tensor([chosen[row] for row in rows], device=logits.device)
+    of_chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+    top = logprobs.topk(min(wanted, logits.shape[1]), dim=1)
+    tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    for row, logprob, (ids, values) in zip(rows, of_chosen, tops, strict=True):
+        count = sequences[row].sampling.logprobs or 0
+        pairs = tuple(zip(ids[:count], values[:count], strict=True))
+        reports[row] = TokenLogprob(chosen[row], logprob, pairs)
+    return reports
