@@ -1,0 +1,101 @@
+"""Run a whole Batten on this machine for as long as a block lasts."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+TAIL_LINES = 15
+
+
+class StackError(Exception):
+    """The stack did not start; the message says what it printed and where to look."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running `batten up`: where it listens, its operator's key and its data directory."""
+
+    url: str
+    admin_key: str
+    data: Path
+
+
+@contextmanager
+def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterator[Stack]:
+    """Start `batten up`, wait until a worker serves, and stop every process at the end."""
+    data.mkdir(parents=True, exist_ok=True)
+    admin_key = kept_secret(data / "admin.key")
+    log = data / "up.log"
+    command = [sys.executable, "-m", "gateway", "up", "--model", str(model)]
+    command += ["--model-name", model_name, "--data", str(data), "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "BATTEN_ADMIN_KEY": admin_key},
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_ready(process, url, log)
+        yield Stack(url, admin_key, data)
+    finally:
+        stop(process)
+
+
+def kept_secret(path: Path) -> str:
+    """A random operator's key, made once and readable by its owner only."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(f"bt_admin_{secrets.token_urlsafe(32)}")
+    return path.read_text()
+
+
+def wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise StackError(f"`batten up` ended with status {process.returncode}:\n{tail(log)}")
+        if is_ready(url):
+            return
+        time.sleep(0.2)
+    raise StackError(f"no worker was ready after {START_SECONDS:.0f} s:\n{tail(log)}")
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([*lines[-TAIL_LINES:], f"(whole log: {log})"])
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ask, then insist; a second Ctrl-C while it stops must not leave anything behind."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
