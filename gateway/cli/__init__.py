@@ -1,0 +1,1 @@
+"""Commands, one group per file; loaded only when called, so that `batten --help` is instant."""

@@ -1,0 +1,160 @@
+"""The engine, alone in its thread.
+
+    event loop --commands--> inbox --> [ apply commands; step ]* --outputs--> event loop
+
+Only this thread touches the engine. Commands are functions of it, outputs come back through
+`call_soon_threadsafe`, and what the loop wants to know at any time is published as one immutable
+value after each turn. Without work the thread sleeps on the inbox; with work that cannot go on yet
+(an adapter is on its way) it looks again every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from worker.engine.engine import Engine
+from worker.engine.metrics import EngineStats
+from worker.engine.outputs import EngineOutput
+from worker.protocol.types import Capacity
+
+T = TypeVar("T")
+
+STALLED_SECONDS = 0.005
+
+Outputs = Sequence[EngineOutput]
+
+
+class EngineStopped(Exception):
+    """The command came after the thread's end and was not applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`turns` grows with every step that returned; `busy` when another one is due, `stalled` when
+    it had better be a little later."""
+
+    turns: int
+    busy: bool
+    stalled: bool
+    capacity: Capacity
+    stats: EngineStats
+
+
+class EngineThread:
+    """Runs `engine` from `start` to `stop`; `on_outputs` and `on_crash` run in the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[Outputs], None],
+        on_crash: Callable[[Exception], None],
+    ) -> None:
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._on_crash = on_crash
+        self._inbox: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._turns = 0
+        self.published = self._snapshot()
+
+    def start(self) -> None:
+        """Call in the event loop that takes the outputs."""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """End after the step in progress; False when that takes longer than `timeout`."""
+        self._inbox.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        """Run `command` between two steps and return what it returned or raise what it raised."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def apply(engine: Engine) -> None:
+            try:
+                result = command(engine)
+            except Exception as error:  # handed to whoever awaits
+                self._to_loop(_settle, answer, None, error)
+            else:
+                self._to_loop(_settle, answer, result, None)
+
+        self._inbox.put(apply)
+        waits: set[asyncio.Future[Any]] = {answer, self._ended}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise EngineStopped("the engine has ended")
+        return answer.result()
+
+    def tell(self, command: Callable[[Engine], None]) -> None:
+        """Run `command` between two steps; nobody waits. What it raises is a crash."""
+        self._inbox.put(command)
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:  # the thread's edge
+            self._to_loop(self._on_crash, error)
+        finally:
+            self._to_loop(_settle, self._ended, None, None)
+
+    def _turn(self) -> bool:
+        """Commands, then one step. False when told to stop."""
+        for command in self._commands():
+            if command is None:
+                return False
+            command(self._engine)
+        if self._engine.has_work():
+            outputs = self._engine.step()
+            self._turns += 1
+            self._to_loop(self._on_outputs, outputs)
+        self.published = self._snapshot()
+        return True
+
+    def _commands(self) -> list[Callable[[Engine], None] | None]:
+        """All that wait; sleeps for a first one while a step would compute nothing."""
+        commands: list[Callable[[Engine], None] | None] = []
+        try:
+            if not self.published.busy:
+                commands.append(self._inbox.get())
+            elif self.published.stalled:
+                commands.append(self._inbox.get(timeout=STALLED_SECONDS))
+            while True:
+                commands.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return commands
+
+    def _snapshot(self) -> Published:
+        engine = self._engine
+        return Published(
+            turns=self._turns,
+            busy=engine.has_work(),
+            stalled=engine.stalled,
+            capacity=engine.capacity(),
+            stats=engine.stats(),
+        )
+
+    def _to_loop(self, function: Callable[..., None], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+def _settle(answer: asyncio.Future[T], result: T, error: Exception | None) -> None:
+    if answer.done():  # its caller was cancelled
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)

@@ -1,0 +1,25 @@
+"""Why a worker cannot start: one line that says what to do; exit status 1.
+
+StartError
+├── ModelUnusable       no such folder or hub id, or not a model that this release runs
+├── QueueUnreachable    Redis does not answer at start (later it is retried for ever)
+└── WrongKernels        another package named `kernels` is imported instead of ours
+"""
+
+from __future__ import annotations
+
+
+class StartError(Exception):
+    pass
+
+
+class ModelUnusable(StartError):
+    pass
+
+
+class QueueUnreachable(StartError):
+    pass
+
+
+class WrongKernels(StartError):
+    pass

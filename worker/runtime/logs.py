@@ -1,0 +1,37 @@
+"""The worker's log: one event a line on standard error, as JSON or for a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from worker.runtime.errors import StartError
+from worker.settings import LogFormat
+
+
+def configure_logs(level: str, format: LogFormat) -> None:
+    """Once per process. Raises StartError for an unknown level."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise StartError(f"BATTEN_LOG_LEVEL: unknown level {level!r}; use DEBUG, INFO or WARNING")
+    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *_renderers(console),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _renderers(console: bool) -> list[Any]:
+    if console:
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

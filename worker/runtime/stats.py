@@ -1,0 +1,43 @@
+"""One line every few seconds that says how the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from worker.engine.metrics import EngineStats
+from worker.runtime.worker import Worker
+
+_log = structlog.get_logger(__name__)
+
+SECONDS = 10.0
+
+
+async def report(worker: Worker, seconds: float = SECONDS) -> None:
+    """Silent while nothing happens."""
+    before, since = worker.thread.published.stats, time.monotonic()
+    while True:
+        await asyncio.sleep(seconds)
+        stats, now = worker.thread.published.stats, time.monotonic()
+        if stats.counters.steps != before.counters.steps:
+            _log.info("engine_stats", held=len(worker.held), **rates(before, stats, now - since))
+        before, since = stats, now
+
+
+def rates(before: EngineStats, after: EngineStats, seconds: float) -> dict[str, float]:
+    """Tokens per second, and the share of prompt tokens that came from the prefix cache."""
+    a, b = before.counters, after.counters
+    prefill, cached = b.prefill_tokens - a.prefill_tokens, b.cached_tokens - a.cached_tokens
+    return {
+        "output_tokens_per_s": round((b.output_tokens - a.output_tokens) / seconds, 1),
+        "prefill_tokens_per_s": round(prefill / seconds, 1),
+        "finished": b.finished - a.finished,
+        "running": after.running,
+        "waiting": after.waiting,
+        "preemptions": b.preemptions - a.preemptions,
+        "kv_use": round(after.memory_use, 3),
+        "prefix_hit": round(cached / (prefill + cached), 3) if prefill + cached else 0.0,
+        "occupancy": round(after.occupancy, 3),
+    }

@@ -1,0 +1,81 @@
+"""Settings of a worker process: read once at start, frozen, passed down."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+DType = Literal["auto", "float32", "bfloat16"]
+EngineKind = Literal["hf", "null"]
+LogFormat = Literal["auto", "json", "console"]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """`model` is a local folder or a hub id; `model_name` is what clients call it, and the name
+    of the queue. `store` holds the adapters. `kv_memory` (bytes) is None to measure the device.
+    `threads` None means every physical core; `null_delay` (seconds) is what a step of the null
+    engine takes. On a first SIGTERM the worker takes nothing new and has `drain_seconds` to finish
+    what runs; the rest is given back to the queue.
+    """
+
+    model: str
+    model_name: str
+    redis_url: str = field(repr=False)
+    store: str
+    cache_dir: Path
+    worker: str
+    dtype: DType = "auto"
+    kv_memory: int | None = None
+    max_sequences: int = 256
+    token_budget: int = 2048
+    adapter_rank: int = 256
+    context_tokens: int | None = None
+    threads: int | None = None
+    engine: EngineKind = "hf"
+    drain_seconds: float = 30.0
+    null_delay: float = 0.0
+    log_level: str = "INFO"
+    log_format: LogFormat = "auto"
+
+
+def unique_name(label: str | None) -> str:
+    """A name no earlier process had: leases and isolation are kept by worker name."""
+    return f"{label or f'{socket.gethostname()}-{os.getpid()}'}-{secrets.token_hex(3)}"
+
+
+def model_name_of(model: str) -> str:
+    """`/models/smollm2/` → `smollm2`; `org/Name` → `Name`."""
+    return Path(model.rstrip("/")).name
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `512M`, `1.5gb` or plain bytes, in powers of 1024. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hyper-threads counted once where the kernel tells."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if allowed is None:
+        return os.cpu_count() or 1
+    siblings = {_siblings(cpu) for cpu in allowed}
+    return max(1, len(siblings))
+
+
+def _siblings(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return str(cpu)
