@@ -1,0 +1,75 @@
+"""Pump 2: queued rows into the queue, at most a window of them per tenant and class."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from gateway.collector.backlog import Share, next_queued, outstanding, waiting
+from gateway.errors import BadRequest
+from gateway.jobs.bodies import JsonBody, input_keys, load_bodies
+from gateway.jobs.dispatch import Prepared, dispatch
+from gateway.jobs.generation import parse_generation
+from gateway.jobs.settlement import Settlement, lock, settle
+from gateway.kit.context import Context
+from gateway.kit.prompts import Prompts
+from gateway.models import Request
+
+CHUNK = 200
+
+_log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    def __init__(self, context: Context, model: str, prompts: Prompts) -> None:
+        self._context = context
+        self._model = model
+        self._prompts = prompts
+
+    async def fill(self) -> int:
+        """Tops up every share's window, in turns of a chunk. Returns how many were enqueued."""
+        async with self._context.database.read() as session:
+            shares = await waiting(session, self._model)
+            out = await outstanding(session, self._model) if shares else {}
+        room = {share: self._context.settings.queue_window - out.get(share, 0) for share in shares}
+        total = 0
+        while open_shares := [share for share in shares if room[share] > 0]:
+            for share in open_shares:
+                taken, enqueued = await self._dispatch_some(share, min(CHUNK, room[share]))
+                room[share] = room[share] - taken if taken else 0
+                total += enqueued
+        return total
+
+    async def _dispatch_some(self, share: Share, limit: int) -> tuple[int, int]:
+        async with self._context.database.read() as session:
+            rows = await next_queued(session, self._model, share, limit)
+            keys = await input_keys(session, rows)
+        if not rows:
+            return 0, 0
+        bodies = await load_bodies(self._context.store, keys, rows)
+        prepared, refused = await asyncio.to_thread(self._prepare, rows, bodies)
+        if refused:
+            await self._refuse(refused)
+        return len(rows), await dispatch(self._context, self._model, prepared)
+
+    def _prepare(
+        self, rows: Sequence[Request], bodies: Mapping[str, JsonBody]
+    ) -> tuple[list[Prepared], dict[str, Settlement]]:
+        prepared, refused = [], {}
+        for row in rows:
+            try:
+                generation = parse_generation(row.endpoint, bodies[row.id], self._prompts, row.seed)
+            except BadRequest as error:
+                refused[row.id] = Settlement("failed", error.status, error.body())
+                continue
+            prepared.append(Prepared(row.id, generation.prompt_ids, generation.sampling))
+        return prepared, refused
+
+    async def _refuse(self, refused: Mapping[str, Settlement]) -> None:
+        """Accepted once, and no longer: the base model's files have changed since."""
+        _log.warning("requests_refused_at_dispatch", model=self._model, count=len(refused))
+        async with self._context.database.write() as session:
+            locked = await lock(session, refused)
+            await settle(session, locked, refused)

@@ -1,0 +1,160 @@
+"""Pump 1: events of one model into SQL, many per transaction.
+
+    read → decide → one transaction (states, results, usage, counts) → forget → ack → ring
+
+A crash after the commit makes the events come again; they then change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+
+from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
+from gateway.control.names import FINALIZE
+from gateway.jobs.responses import Answered, response_body
+from gateway.jobs.settlement import Locked, Settlement, lock, settle
+from gateway.jobs.states import TERMINAL
+from gateway.kit.clock import now_ms
+from gateway.kit.context import Context
+from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.prompts import Prompts
+from gateway.kit.tasks import Tasks
+from gateway.models import BaseModel, Request
+from worker.protocol.messages import GenerationEvent
+from worker.protocol.types import RequestId
+from worker.queue.base import EventStream, RequestQueue, StreamEntry
+
+EVENTS_PER_TRANSACTION = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What must happen after the commit."""
+
+    ended: tuple[RequestId, ...] = ()
+    ready_batches: tuple[str, ...] = ()
+    freed: bool = False
+
+
+@dataclass(slots=True)
+class _Effects:
+    settlements: dict[str, Settlement] = field(default_factory=dict)
+    freed: bool = False
+
+
+class Fold:
+    """Folds one model's events. `prompts` spells tokens in log-probabilities."""
+
+    def __init__(self, context: Context, model: str, prompts: Prompts, tasks: Tasks) -> None:
+        self._context = context
+        self._prompts = prompts
+        self._tasks = tasks
+        self._queue: RequestQueue = context.queues.queue(model)
+        self._stream: EventStream = context.queues.events(model)
+        self._untaken: list[StreamEntry] = []
+
+    async def step(self, consumer: str, timeout: float) -> bool:
+        """One read, or what an outage left unfinished. True when room came free in the queue."""
+        if not self._untaken:
+            self._untaken = await self._stream.read(consumer, EVENTS_PER_TRANSACTION, timeout)
+        if not self._untaken:
+            return False
+        freed = await self.take(self._untaken)
+        self._untaken = []
+        return freed
+
+    async def take(self, entries: Sequence[StreamEntry]) -> bool:
+        events = [entry.event for entry in entries if entry.event is not None]
+        folded = await self.commit(events) if events else Folded()
+        if folded.ended:
+            await self._queue.forget(folded.ended)
+        await self._stream.ack([entry.entry_id for entry in entries])
+        if folded.ended:
+            await self._context.queues.bell.ring(folded.ended)
+        for batch_id in folded.ready_batches:
+            await self._tasks.send(FINALIZE, batch_id)
+        return folded.freed
+
+    async def commit(self, events: Sequence[GenerationEvent]) -> Folded:
+        """The transaction."""
+        async with self._context.database.write() as session:
+            locked = await lock(session, [event.request_id for event in events])
+            effects = self._apply(locked, events)
+            ready = await settle(session, locked, effects.settlements)
+            cancelling = await _idle_cancelling(session, locked, effects)
+        ended = {
+            event.request_id
+            for event in events
+            if event.request_id not in locked.requests
+            or locked.requests[event.request_id].state in TERMINAL
+        }
+        batches = dict.fromkeys([*ready, *cancelling])
+        return Folded(tuple(sorted(ended)), tuple(batches), effects.freed)
+
+    def _apply(self, locked: Locked, events: Sequence[GenerationEvent]) -> _Effects:
+        effects = _Effects()
+        for event in events:
+            row = locked.requests.get(event.request_id)
+            if row is None or row.id in effects.settlements:
+                continue
+            match decide(row, event, self._context.settings.max_attempts):
+                case Begin():
+                    row.state, row.started_at = "running", now_ms()
+                case Answer(finished):
+                    effects.settlements[row.id] = Settlement(
+                        "completed",
+                        200,
+                        response_body(_answered(row), finished, self._prompts),
+                        usage=finished.usage,
+                    )
+                    effects.freed = True
+                case Requeue(crashed, alone):
+                    row.state = "queued"
+                    row.crashes += int(crashed)
+                    row.crashes_alone += int(alone)
+                    effects.freed = True
+                case End(settlement):
+                    effects.settlements[row.id] = settlement
+                    effects.freed = True
+                case _:
+                    pass
+        return effects
+
+
+async def prompts_of(context: Context, session: ReadSession, model: str) -> Prompts:
+    """Raises PromptsUnavailable."""
+    source = await session.scalar(select(BaseModel.source).where(BaseModel.name == model))
+    return await context.prompts.of(source or model)
+
+
+def _answered(row: Request) -> Answered:
+    return Answered(
+        request_id=row.id,
+        endpoint=row.endpoint,
+        model=row.model,
+        base_model=row.base_model,
+        adapter_revision_id=row.adapter_revision_id,
+        created=row.created_at // 1000,
+    )
+
+
+async def _idle_cancelling(session: WriteSession, locked: Locked, effects: _Effects) -> list[str]:
+    """Batches that are being cancelled and have just seen their last running line end."""
+    touched = {locked.requests[request_id].batch_id for request_id in effects.settlements}
+    cancelling = {
+        batch.id
+        for batch in locked.batches.values()
+        if batch.id in touched and batch.status == "cancelling"
+    }
+    if not cancelling:
+        return []
+    await session.flush()
+    busy = await session.scalars(
+        select(Request.batch_id)
+        .where(Request.batch_id.in_(cancelling), Request.state.in_(("dispatched", "running")))
+        .distinct()
+    )
+    return sorted(cancelling.difference(busy))

@@ -1,0 +1,13 @@
+"""Names of the control tasks: the contract between who sends and who works."""
+
+from __future__ import annotations
+
+VALIDATE = "batches.validate"
+FINALIZE = "batches.finalize"
+INGEST = "adapters.ingest"
+SWEEP_BATCHES = "sweeps.batches"
+SWEEP_JOBS = "sweeps.jobs"
+SWEEP_ADAPTERS = "sweeps.adapters"
+SWEEP_FILES = "sweeps.files"
+SWEEP_KEYS = "sweeps.idempotency_keys"
+HEARTBEAT = "control.heartbeat"

@@ -1,0 +1,143 @@
+"""The one way from SQL into the queue, for the API's fast path and the dispatcher alike.
+
+    compare-and-set queued → dispatched, attempt + 1, epoch; commit; then an idempotent enqueue
+
+What is lost between the commit and the enqueue is found by the collector: dispatched, and not
+known to the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+from sqlalchemy import exists, or_, select, update
+
+from gateway.jobs.ordering import queue_order
+from gateway.jobs.settlement import Settlement, lock, settle
+from gateway.jobs.states import is_queued
+from gateway.kit.clock import now_ms
+from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
+from gateway.models import AdapterRevision, Batch, Request, Tenant
+from worker.protocol.messages import GenerateRequest, Isolation
+from worker.protocol.types import AdapterRef, RequestClass, RequestId, SamplingParams, TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A queued request with what its body says, `max_tokens` and seed as pinned."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatched:
+    request: Request
+    weight: float
+    adapter: AdapterRef | None
+
+
+async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -> int:
+    """Returns how many were enqueued. Raises QueueUnavailable: rows stay queued, or are found
+    again after a while."""
+    queue = context.queues.queue(model)
+    epoch = await queue.epoch()
+    async with context.database.write() as session:
+        marked = await _mark(session, [each.request_id for each in prepared], epoch)
+    messages = [
+        _message(marked[each.request_id], each) for each in prepared if each.request_id in marked
+    ]
+    if not messages:
+        return 0
+    outcomes = await queue.enqueue(messages)
+    cancelled = [
+        message.request_id
+        for message, outcome in zip(messages, outcomes, strict=True)
+        if outcome == "cancelled"
+    ]
+    if cancelled:
+        await _settle_cancelled(context, cancelled)
+    return len(messages) - len(cancelled)
+
+
+def isolation_after(crashes: int) -> Isolation:
+    """How few neighbours a request may have whose earlier attempts died with their worker."""
+    return "none" if crashes == 0 else "few" if crashes == 1 else "alone"
+
+
+async def _mark(session: WriteSession, ids: Sequence[str], epoch: str) -> dict[str, _Dispatched]:
+    running_batch = exists().where(Batch.id == Request.batch_id, Batch.status == "in_progress")
+    free = (
+        select(Request.id)
+        .where(
+            Request.id.in_(ids),
+            is_queued(),
+            Request.cancel_requested_at.is_(None),
+            or_(Request.batch_id.is_(None), running_batch),
+        )
+        .order_by(Request.id)
+        .with_for_update(key_share=True, skip_locked=True, of=Request)
+    )
+    won = list(await session.scalars(free))
+    await session.execute(
+        update(Request)
+        .where(Request.id.in_(won))
+        .values(
+            state="dispatched",
+            attempt=Request.attempt + 1,
+            epoch=epoch,
+            dispatched_at=now_ms(),
+            started_at=None,
+        )
+        .execution_options(synchronize_session=False)
+    )
+    rows = await session.execute(
+        select(Request, Tenant.weight, AdapterRevision.digest, AdapterRevision.rank)
+        .join(Tenant, Tenant.id == Request.tenant_id)
+        .outerjoin(AdapterRevision, AdapterRevision.id == Request.adapter_revision_id)
+        .where(Request.id.in_(won))
+    )
+    return {
+        request.id: _Dispatched(
+            request, weight, AdapterRef(digest=digest, rank=rank or 0) if digest else None
+        )
+        for request, weight, digest, rank in rows
+    }
+
+
+def _message(dispatched: _Dispatched, prepared: Prepared) -> GenerateRequest:
+    row = dispatched.request
+    return GenerateRequest(
+        request_id=RequestId(row.id),
+        attempt=row.attempt,
+        epoch=row.epoch or "",
+        tenant=TenantId(row.tenant_id),
+        model=row.base_model,
+        prompt_ids=prepared.prompt_ids,
+        sampling=msgspec.structs.replace(
+            prepared.sampling, max_tokens=row.max_tokens, seed=row.seed
+        ),
+        request_class=cast(RequestClass, row.request_class),
+        adapter=dispatched.adapter,
+        cache_scope=row.tenant_id,
+        deadline=None if row.deadline_at is None else row.deadline_at / 1000,
+        weight=dispatched.weight,
+        order=queue_order(row.sort_key),
+        isolation=isolation_after(row.crashes),
+    )
+
+
+async def _settle_cancelled(context: Context, ids: Sequence[str]) -> None:
+    async with context.database.write() as session:
+        locked = await lock(session, ids)
+        await settle(session, locked, dict.fromkeys(locked.requests, CANCELLED))
+
+
+CANCELLED = Settlement(
+    "cancelled", error={"code": "cancelled", "message": "This request was cancelled."}
+)
