@@ -1,0 +1,181 @@
+"""Adapters resident on the device: rank rows, pins, eviction, and loading off the step thread.
+
+absent --prepare--> loading --loaded--> ready --evicted (unpinned, least recently used)--> absent
+                       |
+                       +--failed--> failed --prepare--> AdapterLoadError
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from worker.engine.batch import AdapterLoadError
+from worker.engine.host_adapters import HostAdapters
+from worker.engine.lora import LoadedAdapter, RankPool
+from worker.engine.rank_rows import RankRows
+from worker.protocol.types import AdapterRef
+
+AdapterSource = Callable[[AdapterRef], LoadedAdapter]
+
+
+@dataclass(slots=True)
+class _Resident:
+    rows: tuple[int, ...]
+    ready: bool = False
+    pins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: AdapterLoadError
+    until: float | None  # monotonic seconds; None: for good
+
+
+class AdapterCache:
+    """Implements `worker.engine.batch.AdapterResidency`, and `rows` for the runner.
+
+    `source` reads and checks an adapter (disk, object store) and raises AdapterLoadError; it
+    runs on a thread of this cache. `on_change` is called on that thread whenever an adapter
+    became ready or failed, so that an idle engine can be woken. An unavailable adapter may be
+    tried again after `retry_after` seconds, an invalid one never.
+    """
+
+    def __init__(
+        self,
+        pool: RankPool,
+        source: AdapterSource,
+        *,
+        host_memory: int = 1 << 30,
+        retry_after: float = 30.0,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._source = source
+        self._retry_after = retry_after
+        self._on_change = on_change
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows = RankRows(pool.rank)
+        self._resident: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
+        self._failures: dict[str, _Failure] = {}
+        self._host = HostAdapters(host_memory)
+        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loader")
+
+    def close(self) -> None:
+        """Wait for the load in progress and drop the ones that wait."""
+        self._loader.shutdown(cancel_futures=True)
+
+    def prepare(self, adapter: AdapterRef) -> bool:
+        """See AdapterResidency. A refused adapter that is larger than the pool is invalid."""
+        with self._lock:
+            resident = self._resident.get(adapter.digest)
+            if resident is not None:
+                self._resident.move_to_end(adapter.digest)
+                return resident.ready
+            self._raise_failure(adapter)
+            if not self._make_room(adapter.rank):
+                return False
+            self._resident[adapter.digest] = _Resident(self._rows.take(adapter.rank))
+        self._loader.submit(self._load, adapter)
+        return False
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """Raises KeyError unless the adapter is ready."""
+        with self._lock:
+            self._ready(adapter).pins += 1
+
+    def unpin(self, adapter: AdapterRef) -> None:
+        with self._lock:
+            resident = self._ready(adapter)
+            if not resident.pins:
+                raise ValueError(f"adapter {adapter.digest} is not pinned")
+            resident.pins -= 1
+
+    def rows(self, adapter: AdapterRef) -> tuple[int, ...]:
+        """Its pool rows. Raises KeyError unless the adapter is ready."""
+        with self._lock:
+            return self._ready(adapter).rows
+
+    def free_rank(self) -> int:
+        with self._lock:
+            return self._rows.num_free + sum(
+                len(resident.rows) for resident in self._resident.values() if _evictable(resident)
+            )
+
+    def resident(self) -> tuple[str, ...]:
+        with self._lock:
+            ready = [digest for digest, entry in self._resident.items() if entry.ready]
+            return tuple(dict.fromkeys([*ready, *self._host.digests()]))
+
+    def _ready(self, adapter: AdapterRef) -> _Resident:
+        resident = self._resident[adapter.digest]
+        if not resident.ready:
+            raise KeyError(adapter.digest)
+        return resident
+
+    def _raise_failure(self, adapter: AdapterRef) -> None:
+        if adapter.rank > self._rows.total:
+            message = f"rank {adapter.rank} is larger than this worker's {self._rows.total} rows"
+            raise AdapterLoadError("adapter_invalid", message)
+        failure = self._failures.get(adapter.digest)
+        if failure is None:
+            return
+        if failure.until is not None and failure.until <= self._clock():
+            del self._failures[adapter.digest]
+            return
+        raise AdapterLoadError(failure.error.code, str(failure.error)) from failure.error
+
+    def _make_room(self, rank: int) -> bool:
+        """Evict until `rank` rows are free; evict nothing if that can't be reached."""
+        idle = [digest for digest, entry in self._resident.items() if _evictable(entry)]
+        reachable = sum(len(self._resident[digest].rows) for digest in idle)
+        if self._rows.num_free + reachable < rank:
+            return False
+        for digest in idle:
+            if self._rows.num_free >= rank:
+                break
+            self._rows.give_back(self._resident.pop(digest).rows)
+        return True
+
+    def _load(self, adapter: AdapterRef) -> None:
+        try:
+            loaded = self._fetch(adapter)
+            self._pool.write(self._resident[adapter.digest].rows, loaded)
+        except AdapterLoadError as error:
+            self._fail(adapter, error)
+        except Exception as error:  # the thread's edge: an unknown fault fails this adapter only
+            message = f"{type(error).__name__}: {error}"
+            self._fail(adapter, AdapterLoadError("adapter_unavailable", message))
+        else:
+            with self._lock:
+                self._resident[adapter.digest].ready = True
+        self._on_change()
+
+    def _fetch(self, adapter: AdapterRef) -> LoadedAdapter:
+        with self._lock:
+            loaded = self._host.get(adapter.digest)
+        if loaded is None:
+            loaded = self._source(adapter)
+            if loaded.rank > adapter.rank:
+                message = f"rank {loaded.rank}, registered with {adapter.rank}"
+                raise AdapterLoadError("adapter_invalid", message)
+            with self._lock:
+                self._host.put(adapter.digest, loaded)
+        return loaded
+
+    def _fail(self, adapter: AdapterRef, error: AdapterLoadError) -> None:
+        retried = error.code == "adapter_unavailable"
+        until = self._clock() + self._retry_after if retried else None
+        with self._lock:
+            self._failures[adapter.digest] = _Failure(error, until)
+            self._rows.give_back(self._resident.pop(adapter.digest).rows)
+
+
+def _evictable(resident: _Resident) -> bool:
+    return resident.ready and not resident.pins

@@ -1,0 +1,67 @@
+"""Which modules a LoRA adapter changes, with which rank and scale: PEFT's own rules."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftConfig:
+    """The fields that decide what an adapter computes, and which modules it may change."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    rank_pattern: tuple[tuple[str, int], ...] = ()
+    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    target_modules: str | tuple[str, ...] | None = None
+    exclude_modules: str | tuple[str, ...] | None = None
+    layers_to_transform: tuple[int, ...] | None = None
+    layers_pattern: tuple[str, ...] = ()
+    base_model: str | None = None
+
+    def rank(self, module: str) -> int:
+        return _first_match(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str) -> float:
+        """What `B(Ax)` is multiplied with in `module`."""
+        rank, alpha = self.rank(module), _first_match(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def targets(self, module: str) -> bool:
+        """Whether PEFT would adapt `module`. Without `target_modules`, PEFT's own table says."""
+        if self.exclude_modules and _matches(self.exclude_modules, module):
+            return False
+        if self.target_modules is None or self.target_modules == "all-linear":
+            return True
+        if isinstance(self.target_modules, str) or module in self.target_modules:
+            return _matches(self.target_modules, module)
+        return _matches(self.target_modules, module) and self._transforms(module)
+
+    def _transforms(self, module: str) -> bool:
+        if self.layers_to_transform is None:
+            return True
+        patterns = self.layers_pattern or (r"[^.]*",)
+        for pattern in patterns:
+            layer = re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module)
+            if layer is not None:
+                return int(layer["layer"]) in self.layers_to_transform
+        return False
+
+
+def _first_match(patterns: tuple[tuple[str, T], ...], module: str, default: T) -> T:
+    for pattern, value in patterns:
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _matches(patterns: str | tuple[str, ...], module: str) -> bool:
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, module) is not None
+    return any(module == pattern or module.endswith(f".{pattern}") for pattern in patterns)

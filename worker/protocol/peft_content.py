@@ -1,0 +1,88 @@
+"""What an adapter's tensors are: which modules they belong to, whether they are numbers, and
+the digest that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.protocol.peft_config import PeftConfig
+from worker.protocol.safetensors_header import SafetensorsHeader, TensorInfo
+
+PREFIX = "base_model.model."
+_MATRICES = {"lora_A.weight": "A", "lora_B.weight": "B"}
+_EXPONENT = {
+    "F32": (np.uint32, 0x7F800000),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an adapter is refused. `name` is the module, tensor or field it is about."""
+
+    code: str
+    name: str
+    message: str
+
+
+def split_key(key: str) -> tuple[str, str] | None:
+    """("model.layers.0.self_attn.q_proj", "A") of a LoRA matrix's key."""
+    if not key.startswith(PREFIX):
+        return None
+    for suffix, matrix in _MATRICES.items():
+        if key.endswith(f".{suffix}"):
+            return key.removeprefix(PREFIX).removesuffix(f".{suffix}"), matrix
+    return None
+
+
+def adapter_modules(header: SafetensorsHeader) -> tuple[str, ...]:
+    """Names of the modules that the file changes, sorted."""
+    split = (split_key(key) for key in header.tensors)
+    return tuple(sorted({parts[0] for parts in split if parts is not None}))
+
+
+def adapter_rank(config: PeftConfig, header: SafetensorsHeader) -> int:
+    """The largest rank of any module: the rows it takes in a rank pool."""
+    return max((config.rank(module) for module in adapter_modules(header)), default=0)
+
+
+def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryview) -> str:
+    """sha256 (hex) of what an adapter computes. `data` is its whole safetensors file.
+
+    The config counts by its effects (each module's rank and scale), tensors by name, dtype,
+    shape and bytes in sorted order: neither key order nor file layout nor metadata changes it.
+    """
+    view = memoryview(data)
+    effects = {
+        module: [config.rank(module), config.scale(module).hex()]
+        for module in adapter_modules(header)
+    }
+    content = hashlib.sha256(b"batten-lora-1\n")
+    content.update(json.dumps(effects, sort_keys=True).encode())
+    for name, tensor in sorted(header.tensors.items()):
+        content.update(json.dumps([name, tensor.dtype, list(tensor.shape)]).encode())
+        content.update(view[tensor.start : tensor.stop])
+    return content.hexdigest()
+
+
+def find_not_finite(header: SafetensorsHeader, data: bytes | memoryview) -> list[Problem]:
+    """An `adapter_not_finite` problem for each tensor that holds NaN or infinity."""
+    view = memoryview(data)
+    return [
+        Problem("adapter_not_finite", name, "holds NaN or infinity")
+        for name, tensor in sorted(header.tensors.items())
+        if tensor.dtype in _EXPONENT and not _is_finite(view[tensor.start : tensor.stop], tensor)
+    ]
+
+
+def _is_finite(data: memoryview, tensor: TensorInfo) -> bool:
+    kind, exponent = _EXPONENT[tensor.dtype]
+    values = np.frombuffer(data, dtype=kind)
+    chunks = (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+    return not any(bool(((chunk & exponent) == exponent).any()) for chunk in chunks)
