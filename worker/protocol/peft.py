@@ -17,6 +17,7 @@ from pathlib import Path
 
 from worker.protocol.peft_config import PeftConfig
 from worker.protocol.peft_content import (
+    PREFIX,
     Problem,
     adapter_modules,
     adapter_rank,
@@ -35,6 +36,7 @@ from worker.protocol.safetensors_header import (
 
 __all__ = [
     "CONFIG_FILE",
+    "PREFIX",
     "WEIGHTS_FILE",
     "AdapterConfigError",
     "PeftConfig",

@@ -1,0 +1,114 @@
+"""Adapters from the object store to a folder on disk, named and checked by their digest.
+
+adapters/{digest}/adapter_config.json
+adapters/{digest}/adapter_model.safetensors
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+from worker.protocol import peft
+from worker.protocol.errors import AdapterLoadError
+
+FILES = (peft.CONFIG_FILE, peft.WEIGHTS_FILE)
+
+
+def open_store(url: str) -> ObjectStore:
+    """`file:///folder` or `s3://bucket[/prefix]` (credentials from the usual environment)."""
+    return from_url(url)
+
+
+class AdapterStore:
+    """A disk cache in front of an object store. Several processes may share `cache_dir`.
+
+    A folder appears there in one rename, after its content was found to have its digest. At most
+    `max_bytes` are kept: the longest unused folders go first.
+    """
+
+    def __init__(self, store: ObjectStore, cache_dir: Path, max_bytes: int = 20 << 30) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._max_bytes = max_bytes
+        cache_dir.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self, digest: str) -> Path:
+        """The adapter's folder on disk.
+
+        Raises AdapterLoadError `adapter_unavailable` when the store doesn't answer or has no
+        such adapter, `adapter_invalid` when what it has is not what the digest names.
+        """
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise AdapterLoadError("adapter_invalid", f"{digest!r} is no sha256")
+        folder = self._cache_dir / digest
+        if not folder.is_dir():
+            self._download(digest, folder)
+            self._trim(keep=digest)
+        (folder / peft.CONFIG_FILE).touch()  # its age is the folder's time of last use
+        return folder
+
+    def _download(self, digest: str, folder: Path) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self._cache_dir) as parent:
+                work = Path(parent) / digest
+                work.mkdir()
+                for name in FILES:
+                    self._get(f"adapters/{digest}/{name}", work / name)
+                _check(work, digest)
+                _publish(work, folder)
+        except OSError as error:
+            raise AdapterLoadError("adapter_unavailable", str(error)) from error
+
+    def _get(self, path: str, target: Path) -> None:
+        try:
+            with target.open("wb") as file:
+                for chunk in obstore.get(self._store, path):
+                    file.write(chunk)
+        except BaseError as error:
+            raise AdapterLoadError("adapter_unavailable", f"{path}: {error}") from error
+
+    def _trim(self, keep: str) -> None:
+        folders = [path for path in self._cache_dir.iterdir() if not path.name.startswith(".")]
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in folders}
+        total = sum(sizes.values())
+        for path in sorted(folders, key=lambda path: (path / peft.CONFIG_FILE).stat().st_mtime):
+            if total <= self._max_bytes:
+                return
+            if path.name != keep:
+                shutil.rmtree(path)
+                total -= sizes[path]
+
+
+def _check(folder: Path, digest: str) -> None:
+    """Raises AdapterLoadError unless the files are readable, finite and have `digest`."""
+    try:
+        config = peft.parse_config((folder / peft.CONFIG_FILE).read_bytes())
+        header = peft.read_header(folder / peft.WEIGHTS_FILE)
+    except (peft.AdapterConfigError, peft.SafetensorsError) as error:
+        raise AdapterLoadError("adapter_invalid", str(error)) from error
+    with (folder / peft.WEIGHTS_FILE).open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        found = peft.digest(config, header, memoryview(data))
+        problems = peft.find_not_finite(header, memoryview(data))
+    if found != digest:
+        raise AdapterLoadError("adapter_invalid", f"content has digest {found}, not {digest}")
+    if problems:
+        message = f"{problems[0].name} {problems[0].message}"
+        raise AdapterLoadError("adapter_invalid", message)
+
+
+def _publish(work: Path, folder: Path) -> None:
+    """Rename into place; another process may have been faster, with the same content."""
+    try:
+        work.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
