@@ -15,6 +15,7 @@ from worker.protocol.types import RequestId
 from worker.queue.base import QueueUnavailable, Waiter
 from worker.queue.connection import address, reaching
 from worker.queue.notices import Notices
+from worker.queue.waiter import EventWaiter
 
 _CHANNEL = "batten:bell"
 _RETRY_SECONDS = 1.0
@@ -23,20 +24,6 @@ _READ_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[RequestId]).decode
-
-
-class EventWaiter:
-    """A Waiter over one asyncio.Event."""
-
-    def __init__(self) -> None:
-        self.rung = asyncio.Event()
-
-    async def wait(self, timeout: float) -> bool:
-        try:
-            await asyncio.wait_for(self.rung.wait(), timeout)
-        except TimeoutError:
-            return False
-        return True
 
 
 class RedisCompletionBell:
