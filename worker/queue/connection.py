@@ -5,30 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from redis import exceptions as errors
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
-from redis.exceptions import ConnectionError as Unreachable
-from redis.exceptions import TimeoutError as TimedOut
+from redis.exceptions import RedisError
 
 from worker.queue.base import QueueUnavailable
 
-SOCKET_TIMEOUT = 10.0
+SOCKET_TIMEOUT = 5.0
 
-_REFUSALS = {
-    "OOM": "it is out of memory: raise maxmemory (policy noeviction), or wait for work to finish",
-    "READONLY": "it is a replica: point REDIS_URL at the primary",
-    "LOADING": "it is loading its data: try again shortly",
-    "MISCONF": "it cannot write its snapshot to disk: see its log",
-    "MASTERDOWN": "its primary is down: try again shortly",
-    "NOREPLICAS": "too few replicas are up: try again shortly",
-    "CLUSTERDOWN": "its cluster is down: try again shortly",
-    "BUSY": "a script keeps it busy: try again shortly",
-    "NOAUTH": "it wants a password: set one in REDIS_URL",
-    "WRONGPASS": "it refuses the user name or password in REDIS_URL",
-    "NOPERM": "the user in REDIS_URL lacks a permission",
-}
+# A refusal is known by its class, or by its words where a script or the handshake reports it.
+_REFUSALS: tuple[tuple[tuple[type[RedisError], ...], tuple[str, ...], str], ...] = (
+    (
+        (errors.OutOfMemoryError,),
+        ("OOM ",),
+        "it is out of memory: raise maxmemory (policy noeviction), or wait for work to finish",
+    ),
+    (
+        (errors.ReadOnlyError,),
+        ("READONLY ",),
+        "it is a replica: point REDIS_URL at the primary",
+    ),
+    ((errors.BusyLoadingError,), ("LOADING ",), "it is loading its data: try again shortly"),
+    ((), ("MISCONF ",), "it cannot write its snapshot to disk: see its log"),
+    ((errors.MasterDownError,), ("MASTERDOWN ",), "its primary is down: try again shortly"),
+    ((), ("NOREPLICAS ",), "too few replicas are up: try again shortly"),
+    ((errors.ClusterDownError,), ("CLUSTERDOWN ",), "its cluster is down: try again shortly"),
+    ((), ("BUSY ",), "a script keeps it busy: try again shortly"),
+    ((), ("NOAUTH ", "Authentication required"), "it wants a password: set one in REDIS_URL"),
+    (
+        (errors.AuthenticationError, errors.AuthorizationError),
+        ("WRONGPASS ", "username-password pair", "without any password configured"),
+        "it refuses the user name or password in REDIS_URL",
+    ),
+    ((errors.NoPermissionError,), ("NOPERM ",), "the user in REDIS_URL lacks a permission"),
+    ((errors.TimeoutError,), (), "it does not answer in time: check its load and the network"),
+    (
+        (errors.ConnectionError,),
+        (),
+        "it cannot be reached: check that it runs and that REDIS_URL is right",
+    ),
+)
 
 
 def connect(url: str) -> Redis:
@@ -67,17 +85,8 @@ def reaching(where: str) -> Iterator[None]:
 
 
 def _remedy(error: RedisError) -> str | None:
-    if isinstance(error, AuthenticationError | AuthorizationError):
-        return _REFUSALS["WRONGPASS"]
-    words = set(str(error).replace(":", " ").replace("-", " ").split()[:40])
-    refusal = next((text for word, text in _REFUSALS.items() if word in words), None)
-    if refusal is not None and isinstance(error, ResponseError | Unreachable):
-        return refusal
-    names = {kind.__name__: text for kind, text in _BY_TYPE.items() if isinstance(error, kind)}
-    return next(iter(names.values()), None)
-
-
-_BY_TYPE: dict[type[RedisError], str] = {
-    TimedOut: "it does not answer in time: check its load and the network",
-    Unreachable: "it cannot be reached: check that it runs and that REDIS_URL is right",
-}
+    said = str(error)
+    for kinds, words, remedy in _REFUSALS:
+        if isinstance(error, kinds) or any(word in said for word in words):
+            return remedy
+    return None

@@ -1,0 +1,201 @@
+"""What only the server in production can do: fail, forget its scripts, lose connections."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from worker.protocol.types import Capacity
+from worker.queue.base import QueueUnavailable
+from worker.queue.connection import address, connect
+from worker.queue.redis import (
+    RedisCompletionBell,
+    RedisEventStream,
+    RedisQueue,
+    RedisTokenStream,
+    RedisWorkerDirectory,
+)
+
+ROOMY = Capacity(kv_tokens=10**9, adapter_rank=1000, requests=100)
+PREFIX = "batten:{org/model}"
+
+
+@pytest.fixture
+async def queue(client):
+    queue = RedisQueue(client, "org/model")
+    yield queue
+    await queue.close()
+
+
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture
+async def nowhere():
+    client = connect(f"redis://batten:s3cret@127.0.0.1:{closed_port()}/0")
+    yield client
+    await client.aclose()
+
+
+async def test_an_unreachable_server_is_named_without_its_password(nowhere, make):
+    queue = RedisQueue(nowhere, "m")
+    calls = [
+        queue.epoch(),
+        queue.enqueue([make()]),
+        queue.claim("w", ROOMY),
+        queue.known(["a"]),
+        queue.depth(),
+        queue.counters(),
+        queue.dead_letters(),
+        queue.cancellations(0),
+        RedisEventStream(nowhere, "m").read("c", 1, 0),
+        RedisEventStream(nowhere, "m").ack(["1-0"]),
+        RedisEventStream(nowhere, "m").pending(),
+        RedisTokenStream(nowhere, "m").read("r", "0", 0),
+        RedisWorkerDirectory(nowhere).workers(),
+        RedisCompletionBell(nowhere).ring(["a"]),
+    ]
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, QueueUnavailable)
+        assert address(nowhere) in str(error)
+        assert "REDIS_URL" in str(error)
+        assert "s3cret" not in f"{error!r} {error} {error.__cause__!r} {error.__cause__}"
+
+
+async def test_without_a_server_the_bell_is_silent_but_breaks_nothing(nowhere):
+    async with RedisCompletionBell(nowhere).listen("a") as waiter:
+        assert not await waiter.wait(0.01)
+
+
+async def test_a_wrong_password_and_a_missing_right_are_told_apart(client, redis_url, make):
+    await client.acl_setuser("bob", enabled=True, passwords=["+right"], commands=["+ping"])
+    path = redis_url.removeprefix("unix://")
+    for password, words in (("wr0ng", "user name or password"), ("right", "lacks a permission")):
+        bob = connect(f"unix://bob@{path}?password={password}")
+        with pytest.raises(QueueUnavailable, match=words) as caught:
+            await RedisQueue(bob, "m").enqueue([make()])
+        assert password not in f"{caught.value} {caught.value.__cause__}".replace(words, "")
+        await bob.aclose()
+    nobody = connect(f"{redis_url}?password=wr0ng")
+    with pytest.raises(QueueUnavailable, match="user name or password"):
+        await RedisQueue(nobody, "m").epoch()
+    await nobody.aclose()
+
+
+async def test_a_full_server_refuses_whole_steps(client, queue, make, answer):
+    first, second = make(), make()
+    await queue.enqueue([first])
+    (lease,) = await queue.claim("w", ROOMY)
+    await client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(QueueUnavailable, match="maxmemory"):
+            await queue.enqueue([second])
+        with pytest.raises(QueueUnavailable, match="maxmemory"):
+            await queue.finish(lease, answer(lease))
+    finally:
+        await client.config_set("maxmemory", 0)
+    assert await queue.known([second.request_id]) == [False]
+    assert await queue.finish(lease, answer(lease))
+    assert await RedisEventStream(client, "org/model").pending() == 1
+
+
+async def test_a_replica_is_told_apart(client, queue, make):
+    await client.replicaof("127.0.0.1", closed_port())
+    try:
+        with pytest.raises(QueueUnavailable, match="replica"):
+            await queue.enqueue([make()])
+    finally:
+        await client.replicaof("NO", "ONE")
+
+
+async def test_a_bug_in_our_commands_is_not_called_unavailable(client, queue, make):
+    await client.set(f"{PREFIX}:depth", "no hash")
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        await queue.enqueue([make()])
+
+
+async def test_scripts_are_sent_again_when_the_server_forgot_them(client, queue, make):
+    await queue.enqueue([make()])
+    await client.script_flush()
+    assert await queue.enqueue([make()]) == ["enqueued"]
+    assert len(await queue.claim("w", ROOMY)) == 2
+
+
+async def test_all_keys_of_a_model_share_one_hash_tag(client, make, answer):
+    queue = RedisQueue(client, "odd{model}")
+    await queue.epoch()
+    await queue.enqueue([make(deadline=9e9), make(isolation="alone"), make()])
+    leases = await queue.claim("w", ROOMY)
+    await queue.finish(leases[0], answer(leases[0]))
+    await queue.cancel(["x"])
+    keys = [key.decode() for key in await client.keys("*")]
+    assert len(keys) > 8
+    assert all(key.startswith("batten:{odd%7Bmodel%7D}:") for key in keys)
+    await queue.close()
+
+
+async def test_models_do_not_see_each_other(client, queue, make):
+    other = RedisQueue(client, "another")
+    request = make()
+    await queue.enqueue([request])
+    assert await other.claim("w", ROOMY) == []
+    assert await other.known([request.request_id]) == [False]
+
+
+async def test_a_claim_whose_answer_was_lost_is_answered_again(client, queue, make, monkeypatch):
+    requests = [make(), make()]
+    await queue.enqueue(requests)
+    run = queue._scripts.run
+
+    async def answer_lost(*args):
+        await run(*args)
+        raise QueueUnavailable("the answer was lost")
+
+    monkeypatch.setattr(queue._scripts, "run", answer_lost)
+    with pytest.raises(QueueUnavailable):
+        await queue.claim("w", ROOMY)
+    monkeypatch.setattr(queue._scripts, "run", run)
+    await queue.enqueue([make()])
+    leases = await queue.claim("w", ROOMY)
+    assert [lease.request for lease in leases] == requests
+    assert len(await queue.claim("w", ROOMY)) == 1
+
+
+async def test_cancel_notices_survive_a_broken_connection(client, queue, make):
+    await queue.enqueue([make()])
+    (lease,) = await queue.claim("w", ROOMY)
+    assert await queue.cancellations(0.01) == []
+    await client.client_kill_filter(_type="pubsub", skipme=False)
+    assert await queue.cancellations(0.01) == []
+    await queue.cancel([lease.request.request_id])
+    assert await queue.cancellations(20) == [lease.request.request_id]
+
+
+async def test_tombstones_and_token_streams_expire(client, queue, make, answer):
+    await queue.enqueue([make(stream=True)])
+    (lease,) = await queue.claim("w", ROOMY)
+    await queue.finish(lease, answer(lease))
+    await queue.cancel(["gone"])
+    assert 0 < await client.pttl(f"{PREFIX}:tomb:gone") <= 86_400_000
+    assert 0 < await client.pttl(f"{PREFIX}:tokens:{lease.request.request_id}") <= 600_000
+
+
+async def test_nothing_but_history_remains_of_finished_work(client, queue, make, answer):
+    requests = [make(f"t{i % 3}", deadline=9e9, stream=False) for i in range(30)]
+    await queue.enqueue(requests)
+    for lease in await queue.claim("w", ROOMY):
+        await queue.finish(lease, answer(lease))
+    events = RedisEventStream(client, "org/model")
+    await events.ack([entry.entry_id for entry in await events.read("c", 100, 0)])
+    await queue.forget([request.request_id for request in requests])
+    names = {key.decode().removeprefix(f"{PREFIX}:") for key in await client.keys("*")}
+    assert names == {"sequence", "depth", "credits", "lengths", "floors", "claim:w", "events"}
+
+
+def test_the_address_names_sockets_and_ports(redis_url):
+    assert address(connect("redis://u:p@example:7000/1")) == "example:7000"
+    assert address(connect(redis_url)) == f"unix:{Path(redis_url.removeprefix('unix://'))}"
