@@ -61,5 +61,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         raise UnknownVersion(f"message version {data[0]}, this release reads {VERSION}")
     try:
         return decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise MalformedMessage(str(error)) from error
