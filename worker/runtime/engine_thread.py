@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,10 +36,8 @@ class EngineStopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`turns` grows with every step that returned; `busy` when another one is due, `stalled` when
-    it had better be a little later."""
+    """`busy`: another step is due; `stalled`: but had better be a little later."""
 
-    turns: int
     busy: bool
     stalled: bool
     capacity: Capacity
@@ -58,25 +57,26 @@ class EngineThread:
         self._on_outputs = on_outputs
         self._on_crash = on_crash
         self._inbox: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
-        self._turns = 0
+        self._step_began: float | None = None
         self.published = self._snapshot()
 
     def start(self) -> None:
         """Call in the event loop that takes the outputs."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def stop(self, timeout: float) -> bool:
+    async def stop(self, timeout: float) -> bool:
         """End after the step in progress; False when that takes longer than `timeout`."""
         self._inbox.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        await asyncio.wait({self._ended}, timeout=timeout)
+        return self._ended.done()
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def step_seconds(self) -> float:
+        """How long the step in progress has taken; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     async def call(self, command: Callable[[Engine], T]) -> T:
         """Run `command` between two steps and return what it returned or raise what it raised."""
@@ -117,8 +117,9 @@ class EngineThread:
                 return False
             command(self._engine)
         if self._engine.has_work():
+            self._step_began = time.monotonic()
             outputs = self._engine.step()
-            self._turns += 1
+            self._step_began = None
             self._to_loop(self._on_outputs, outputs)
         self.published = self._snapshot()
         return True
@@ -139,7 +140,6 @@ class EngineThread:
     def _snapshot(self) -> Published:
         engine = self._engine
         return Published(
-            turns=self._turns,
             busy=engine.has_work(),
             stalled=engine.stalled,
             capacity=engine.capacity(),

@@ -11,14 +11,12 @@ import structlog
 
 from worker.queue.base import QueueUnavailable, WorkerDirectory
 from worker.runtime import loops, stats
-from worker.runtime.held import Held
 from worker.runtime.loops import Rhythm
 from worker.runtime.worker import Worker
 
 _log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS = 5.0
-RELEASE_SECONDS = 3.0
 THREAD_SECONDS = 2.0
 
 
@@ -63,7 +61,7 @@ async def serve(
         for task in (claims, *standing, *waiters):
             task.cancel()
         await asyncio.gather(claims, *standing, *waiters, return_exceptions=True)
-        stopped = worker.thread.stop(THREAD_SECONDS)
+        stopped = await worker.thread.stop(THREAD_SECONDS)
     _log.info("worker_stopped", abandoned=len(worker.held), engine_idle=stopped)
     return not worker.crashed.is_set()
 
@@ -89,20 +87,13 @@ async def _drain(
         asyncio.create_task(event.wait()) for event in (stop.now, worker.crashed)
     ]
     await asyncio.wait([claims, *urgent], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    await _give_back(worker, [held for held in worker.held if not held.started])
+    await worker.give_back(held for held in worker.held if not held.started)
     ends = [asyncio.create_task(worker.until_idle()), *urgent]
     await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in ends:
         task.cancel()
     if not worker.crashed.is_set():
-        await _give_back(worker, list(worker.held))
-
-
-async def _give_back(worker: Worker, leases: list[Held]) -> None:
-    unanswered = [held for held in leases if not held.answered]
-    done = await asyncio.gather(*(worker.release(held, RELEASE_SECONDS) for held in unanswered))
-    if unanswered:
-        _log.info("released", count=sum(done), kept=len(done) - sum(done))
+        await worker.give_back(worker.held)
 
 
 async def _retire(worker: Worker, directory: WorkerDirectory) -> None:

@@ -33,5 +33,7 @@ def configure_logs(level: str, format: LogFormat) -> None:
 
 def _renderers(console: bool) -> list[Any]:
     if console:
-        return [structlog.dev.ConsoleRenderer()]
+        # Not rich's tracebacks: those print local variables, and with them prompts.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -39,7 +39,9 @@ async def claim(worker: Worker, rhythm: Rhythm, draining: asyncio.Event) -> None
         worker.room.clear()
         capacity = worker.capacity()
         leases = await worker.queue.claim(worker.name, capacity) if capacity.requests else []
-        if leases:
+        if draining.is_set():  # it began while the question was on its way
+            await worker.give_back([worker.held.add(lease) for lease in leases])
+        elif leases:
             await worker.admit(leases)
         return bool(leases)
 
@@ -57,7 +59,7 @@ async def claim(worker: Worker, rhythm: Rhythm, draining: asyncio.Event) -> None
 
 
 async def renew(worker: Worker, rhythm: Rhythm) -> None:
-    """Keep leases only while the engine advances: one that hangs must lose its work."""
+    """Keep leases only while the engine steps: one that hangs in a step must lose its work."""
 
     async def once() -> bool:
         renewal = await worker.queue.renew(worker.name, [held.lease for held in worker.held])
@@ -66,17 +68,14 @@ async def renew(worker: Worker, rhythm: Rhythm) -> None:
         worker.cancel(renewal.cancelled)
         return True
 
-    seen = worker.thread.published.turns
     backoff = Backoff(most=rhythm.renew / 2)
     while True:
         await asyncio.sleep(rhythm.renew)
-        published = worker.thread.published
-        if published.busy and published.turns == seen:
-            _log.error("engine_stalled", seconds=rhythm.renew, held=len(worker.held))
+        if (seconds := worker.thread.step_seconds) >= rhythm.renew:
+            _log.error("engine_stalled", seconds=round(seconds, 1), held=len(worker.held))
         elif len(worker.held):
             while not await _unless_away("renew", once, backoff):
                 continue
-        seen = published.turns
 
 
 async def cancel(worker: Worker, rhythm: Rhythm) -> None:

@@ -26,7 +26,7 @@ from worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
-REACH_SECONDS = 10.0
+REACH_SECONDS = 5.0
 CRASHED = 3
 
 
@@ -89,6 +89,6 @@ async def _close(queue: RedisQueue, client: Redis) -> None:
 
 def _end_at_once_if_busy(worker: Worker) -> None:
     """A thread inside a long step cannot be stopped, and must not outlive the interpreter."""
-    if worker.thread.alive:
+    if worker.thread.step_seconds:
         sys.stderr.flush()
         os._exit(CRASHED if worker.crashed.is_set() else 0)

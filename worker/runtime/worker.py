@@ -32,6 +32,8 @@ from worker.runtime.outbox import Outbox
 
 _log = structlog.get_logger(__name__)
 
+RELEASE_SECONDS = 3.0
+
 
 class Worker:
     """Leases in, events out. One event loop; the engine runs in its own thread."""
@@ -76,12 +78,18 @@ class Worker:
         self._forget_in_engine(held)
         self._remove(held)
 
-    async def release(self, held: Held, timeout: float) -> bool:
-        """Give it back unfinished. False when the queue could not be told: the lease expires."""
+    async def give_back(self, leases: Iterable[Held]) -> None:
+        """Release what is not answered yet; what the queue cannot be told of will expire."""
+        unanswered = [held for held in leases if not held.answered]
+        done = await asyncio.gather(*(self._give_back(held) for held in unanswered))
+        if unanswered:
+            _log.info("released", count=sum(done), left_to_expire=len(done) - sum(done))
+
+    async def _give_back(self, held: Held) -> bool:
         held.answered = True
         self._forget_in_engine(held)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(RELEASE_SECONDS):
                 await self._release(held.lease)
         except TimeoutError:
             return False
