@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
+from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
 from gateway.jobs import service
 from gateway.jobs.repository import JobRepository
 from gateway.jobs.schemas import CreateJob, JobObject, JobStatus, job_object
@@ -23,11 +25,29 @@ Wait = Annotated[
 ]
 
 
-@router.post("", status_code=202)
+@router.post("", status_code=202, response_model=JobObject)
 async def create_job(
-    wanted: CreateJob, context: AppContext, principal: CurrentPrincipal
-) -> JobObject:
-    return job_object(await service.create_job(context, principal, wanted), None)
+    wanted: CreateJob,
+    context: AppContext,
+    principal: CurrentPrincipal,
+    idempotency: CurrentIdempotency,
+    fingerprint: Annotated[str, Depends(body_fingerprint)],
+) -> JSONResponse:
+    row, plan = await service.prepare_job(context, principal, wanted)
+    created = False
+    async with context.database.write() as session:
+
+        async def create() -> dict[str, Any]:
+            nonlocal created
+            created = True
+            JobRepository(session, principal.scope).add(row)
+            await session.flush()
+            return job_object(row, None).model_dump()
+
+        response = await idempotency.once(session, fingerprint, create, 202)
+    if created:
+        await service.dispatch_now(context, row, plan)
+    return response
 
 
 @router.get("/{job_id}")

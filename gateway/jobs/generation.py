@@ -33,7 +33,6 @@ _SHARED = frozenset(
         "logprobs",
         "n",
         "stop",
-        "stream",
         "seed",
         "ignore_eos",
         *parameters.FLOATS,

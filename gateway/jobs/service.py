@@ -47,8 +47,11 @@ EXPIRED = Settlement(
 _log = structlog.get_logger(__name__)
 
 
-async def create_job(context: Context, principal: Principal, wanted: CreateJob) -> Request:
-    """Raises BadRequest, NotFound (model)."""
+async def prepare_job(
+    context: Context, principal: Principal, wanted: CreateJob
+) -> tuple[Request, Plan]:
+    """The row to add, and what to dispatch after the commit. Raises BadRequest, NotFound
+    (model)."""
     deadline_at = _deadline(wanted.deadline)
     refuse_nul(wanted.body, "body")
     async with context.database.read() as session:
@@ -63,10 +66,7 @@ async def create_job(context: Context, principal: Principal, wanted: CreateJob) 
         wanted.body,
         wanted.metadata,
     )
-    async with context.database.write() as session:
-        JobRepository(session, principal.scope).add(row)
-    await dispatch_now(context, row, planned)
-    return row
+    return row, planned
 
 
 async def dispatch_now(context: Context, row: Request, planned: Plan) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import defer
 
 from gateway.billing.service import amount_nano
@@ -20,7 +19,8 @@ from gateway.jobs.states import TERMINAL, TerminalState
 from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
-from gateway.models import Batch, Price, Request, Result, UsageRecord
+from gateway.kit.sql import insert_ignoring
+from gateway.models import Base, Batch, Price, Request, Result, UsageRecord
 from worker.protocol.types import RequestClass, TokenUsage
 
 _ROWS = 500
@@ -87,17 +87,15 @@ async def settle(
     return _count(locked, {request_id: settlements[request_id] for request_id in settled}, now)
 
 
-async def insert_ignoring(
-    session: WriteSession, table: type[Any], rows: Sequence[Mapping[str, Any]], returning: Any
+async def insert_new(
+    session: WriteSession, table: type[Base], rows: Sequence[Mapping[str, Any]], returning: Any
 ) -> list[Any]:
-    """INSERT … ON CONFLICT DO NOTHING RETURNING: what was really inserted."""
-    dialect = session.get_bind().dialect.name
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    """What was really inserted: rows whose key exists are left out."""
     inserted: list[Any] = []
     for start in range(0, len(rows), _ROWS):
-        statement = insert(table).values(list(rows[start : start + _ROWS]))
-        result = await session.scalars(statement.on_conflict_do_nothing().returning(returning))
-        inserted += result
+        chunk = list(rows[start : start + _ROWS])
+        statement = insert_ignoring(session, table).values(chunk).returning(returning)
+        inserted += await session.scalars(statement)
     return inserted
 
 
@@ -114,7 +112,7 @@ async def _insert_results(
         }
         for request_id, each in settlements.items()
     ]
-    return await insert_ignoring(session, Result, rows, Result.request_id)
+    return await insert_new(session, Result, rows, Result.request_id)
 
 
 async def _insert_usage(
@@ -132,7 +130,7 @@ async def _insert_usage(
         )
         for request_id, usage in used.items()
     ]
-    await insert_ignoring(session, UsageRecord, rows, UsageRecord.id)
+    await insert_new(session, UsageRecord, rows, UsageRecord.id)
 
 
 def _usage_row(request: Request, usage: TokenUsage, price: Price, now: int) -> dict[str, Any]:

@@ -15,15 +15,27 @@ import pytest
 import redis
 from fastapi import FastAPI
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
+from gateway.adapters.base_models import register_base_model
 from gateway.app import create_app
 from gateway.auth.scope import TenantScope
+from gateway.collector.dispatcher import Dispatcher
+from gateway.collector.fold import Fold
+from gateway.collector.upkeep import Epochs
 from gateway.kit.context import Context
 from gateway.kit.database import Database
 from gateway.kit.migrations import migrate
+from gateway.kit.prompts import Prompts
 from gateway.kit.tasks import RecordedTasks
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
+from worker.protocol.messages import Failed, FailureCode, Finished
+from worker.protocol.types import Capacity, Choice, TokenUsage
+from worker.queue.base import Lease
 
 ADMIN_KEY = "admin-key-of-the-tests"
 BASE_URL = "http://gateway.test"
@@ -46,6 +58,79 @@ class Account:
     @property
     def scope(self) -> TenantScope:
         return TenantScope(self.tenant_id)
+
+
+def write_tiny_model(folder: Path) -> Path:
+    folder.mkdir()
+    alphabet = {char: number for number, char in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@dataclass
+class Deployment:
+    """One model, `tiny`: each process's work as a call, so that tests order them at will."""
+
+    context: Context
+    tasks: RecordedTasks
+    prompts: Prompts
+    model: str = "tiny"
+    consumer: str = "test-collector"
+
+    def __post_init__(self) -> None:
+        self.queue = self.context.queues.queue(self.model)
+        self.stream = self.context.queues.events(self.model)
+        self.fold = Fold(self.context, self.model, self.prompts, self.tasks)
+        self.epochs = Epochs(self.context, self.model, self.fold)
+
+    async def dispatch(self) -> int:
+        return await Dispatcher(self.context, self.model, self.prompts).fill()
+
+    async def claim(self, requests: int = 1000, worker: str = "worker-1") -> list[Lease]:
+        capacity = Capacity(kv_tokens=10_000_000, adapter_rank=1000, requests=requests)
+        return await self.queue.claim(worker, capacity)
+
+    async def answer(self, lease: Lease, text: str = "hello", cached: int = 0) -> bool:
+        """Finish a lease; a completion token is a byte."""
+        request = lease.request
+        choices = tuple(
+            Choice(index, text, tuple(self.prompts.encode(text)), "stop")
+            for index in range(request.sampling.n)
+        )
+        completion = sum(len(choice.token_ids) for choice in choices)
+        usage = TokenUsage(len(request.prompt_ids), cached, completion)
+        event = Finished(request.request_id, request.attempt, choices, usage, lease.worker)
+        return await self.queue.finish(lease, event)
+
+    async def fail(self, lease: Lease, code: FailureCode, retryable: bool = False) -> bool:
+        request = lease.request
+        event = Failed(request.request_id, request.attempt, code, f"it was {code}", retryable)
+        return await self.queue.finish(lease, event)
+
+    async def collect(self) -> None:
+        """Fold events until the stream is empty."""
+        while await self.stream.pending():
+            await self.fold.step(self.consumer, 0.01)
+
+    async def work(self) -> int:
+        """Dispatch, answer everything, collect, until nothing is left. Returns the answers."""
+        answered = 0
+        while await self.dispatch() or await self._has_ready():
+            for lease in await self.claim():
+                answered += await self.answer(lease)
+            await self.collect()
+        return answered
+
+    async def _has_ready(self) -> bool:
+        return any(depth.ready for depth in (await self.queue.depth()).values())
 
 
 @pytest.fixture(scope="session")
@@ -137,6 +222,21 @@ async def tenant(make_tenant: Callable[..., Awaitable[Account]]) -> Account:
 @pytest.fixture
 async def other_tenant(make_tenant: Callable[..., Awaitable[Account]]) -> Account:
     return await make_tenant()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model's folder without weights: one token per byte, chats as `role: content`."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+async def deployment(context: Context, tiny_model: Path, tasks: RecordedTasks) -> Deployment:
+    """A served model whose collector, workers and control tasks take one step when told."""
+    async with context.database.write() as session:
+        await register_base_model(session, "tiny", str(tiny_model))
+    prompts = await context.prompts.of(str(tiny_model))
+    return Deployment(context, tasks, prompts)
 
 
 @pytest.fixture
