@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,7 +69,7 @@ class World(Protocol):
 
 class MemoryWorld:
     def __init__(self) -> None:
-        self.time = 1_000_000.0
+        self.time = time.time()
         self.server = MemoryServer(clock=lambda: self.time)
 
     def queue(self, settings: QueueSettings | None = None) -> RequestQueue:
@@ -225,6 +226,21 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     await redis_world.flush()
     yield redis_world
     await redis_world.close()
+
+
+@pytest.fixture
+def make_worlds(redis_url: str) -> Callable[..., Awaitable[list[World]]]:
+    """Fresh worlds by name, for tests that keep an event loop of their own."""
+
+    async def build(*names: str) -> list[World]:
+        worlds: list[World] = [
+            MemoryWorld() if name == "memory" else RedisWorld(redis_url) for name in names
+        ]
+        for world in worlds:
+            await world.flush()
+        return worlds
+
+    return build
 
 
 @pytest.fixture
