@@ -9,6 +9,8 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway import ops
+from gateway.files import endpoints as files
+from gateway.jobs import endpoints as jobs
 from gateway.kit.context import open_context
 from gateway.kit.edge import RequestEdge
 from gateway.kit.error_handlers import install_error_handlers
@@ -16,7 +18,7 @@ from gateway.kit.metrics import Metrics
 from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
 
-ROUTERS = (ops.router,)
+ROUTERS = (files.router, jobs.router, ops.router)
 
 
 def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:

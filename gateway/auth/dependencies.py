@@ -46,5 +46,5 @@ async def current_operator(caller: _Caller) -> Operator:
     return caller
 
 
-CurrentPrincipal = Annotated[Principal, Depends(current_principal), Depends(_documented)]
-AdminPrincipal = Annotated[Operator, Depends(current_operator), Depends(_documented)]
+CurrentPrincipal = Annotated[Principal, Depends(_documented), Depends(current_principal)]
+AdminPrincipal = Annotated[Operator, Depends(_documented), Depends(current_operator)]

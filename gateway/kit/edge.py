@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError, PayloadTooLarge, UnsupportedMedia
@@ -36,6 +37,8 @@ class RequestEdge:
         try:
             checked = await self._checked_body(scope, receive)
             await self._app(scope, checked, exchange.send)
+        except ClientDisconnect:
+            _log.info("client_disconnected")
         except ApiError as error:
             await error_response(error)(scope, receive, exchange.send)
         except Exception as error:  # the process edge

@@ -46,7 +46,7 @@ def paging(default: int, most: int) -> Callable[..., PageRequest]:
     """A dependency: `Annotated[PageRequest, Depends(paging(20, 100))]`."""
 
     def page_request(
-        limit: Annotated[int, Query(ge=1, le=most)] = default,
+        limit: int = Query(default, ge=1, le=most),  # a closure: no annotation can name it
         after: Annotated[str | None, Query(description="The last id of the page before")] = None,
         order: Annotated[Order, Query(description="By time of creation")] = "desc",
     ) -> PageRequest:
