@@ -9,6 +9,8 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway import ops
+from gateway.batches import endpoints as batches
+from gateway.chat import endpoints as chat
 from gateway.files import endpoints as files
 from gateway.jobs import endpoints as jobs
 from gateway.kit.context import open_context
@@ -18,7 +20,7 @@ from gateway.kit.metrics import Metrics
 from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
 
-ROUTERS = (files.router, jobs.router, ops.router)
+ROUTERS = (batches.router, chat.router, files.router, jobs.router, ops.router)
 
 
 def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from gateway.auth.dependencies import CurrentPrincipal
+from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
+from gateway.batches import service
+from gateway.batches.finaliser import SUCCEEDED, UNSUCCESSFUL, result_lines
+from gateway.batches.repository import BatchRepository
+from gateway.batches.schemas import BatchObject, CreateBatch, show_batch
+from gateway.batches.state import TERMINAL
+from gateway.control.names import FINALIZE, VALIDATE
+from gateway.kit.dependencies import AppContext, AppTasks
+from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
+from gateway.kit.store import delete_blob
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+
+@router.post("", response_model=BatchObject)
+async def create_batch(
+    wanted: CreateBatch,
+    context: AppContext,
+    tasks: AppTasks,
+    principal: CurrentPrincipal,
+    idempotency: CurrentIdempotency,
+    fingerprint: Annotated[str, Depends(body_fingerprint)],
+) -> JSONResponse:
+    """Create a batch from an uploaded file, or from `requests` in the body."""
+    service.check_create(wanted)
+    inline = None
+    if wanted.requests is not None:
+        inline = await service.inline_file(context, principal.scope, wanted)
+    created: list[str] = []
+    try:
+        async with context.database.write() as session:
+
+            async def create() -> dict[str, Any]:
+                if inline is not None:
+                    session.add(inline)
+                    await session.flush()
+                file = inline or await service.input_file(
+                    session, principal.scope, wanted.input_file_id or ""
+                )
+                batch = service.new_batch(principal, wanted, file)
+                BatchRepository(session, principal.scope).add(batch)
+                await session.flush()
+                created.append(batch.id)
+                return show_batch(batch).model_dump()
+
+            response = await idempotency.once(session, fingerprint, create)
+    finally:
+        if inline is not None and not created:
+            await delete_blob(context.store, inline.store_key)
+    for batch_id in created:
+        await tasks.send(VALIDATE, batch_id)
+    return response
+
+
+@router.get("")
+async def list_batches(
+    context: AppContext,
+    principal: CurrentPrincipal,
+    page: Annotated[PageRequest, Depends(paging(20, 100))],
+) -> ListObject[BatchObject]:
+    async with context.database.read() as session:
+        return list_object(await BatchRepository(session, principal.scope).page(page), show_batch)
+
+
+@router.get("/{batch_id}")
+async def get_batch(batch_id: str, context: AppContext, principal: CurrentPrincipal) -> BatchObject:
+    async with context.database.read() as session:
+        return show_batch(await service.get_batch(session, principal.scope, batch_id))
+
+
+@router.post("/{batch_id}/cancel")
+async def cancel_batch(
+    batch_id: str, context: AppContext, tasks: AppTasks, principal: CurrentPrincipal
+) -> BatchObject:
+    batch, began = await service.cancel_batch(context, principal.scope, batch_id)
+    if began:
+        await tasks.send(FINALIZE, batch_id)
+    return show_batch(batch)
+
+
+@router.get("/{batch_id}/results", response_class=StreamingResponse)
+async def get_results(
+    batch_id: str, context: AppContext, principal: CurrentPrincipal
+) -> StreamingResponse:
+    """Lines that have ended so far, good and bad, in input order; `X-Incomplete: true` while
+    there may be more."""
+    async with context.database.read() as session:
+        batch = await service.get_batch(session, principal.scope, batch_id)
+    return StreamingResponse(
+        result_lines(context, batch.id, (*SUCCEEDED, *UNSUCCESSFUL)),
+        media_type="application/jsonl",
+        headers={} if batch.status in TERMINAL else {"X-Incomplete": "true"},
+    )
