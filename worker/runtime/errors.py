@@ -3,6 +3,7 @@
 StartError
 ├── ModelUnusable       no such folder or hub id, or not a model that this release runs
 ├── QueueUnreachable    Redis does not answer at start (later it is retried for ever)
+├── StoreUnusable       the object store's URL is wrong or its folder cannot be used
 └── WrongKernels        another package named `kernels` is imported instead of ours
 """
 
@@ -18,6 +19,10 @@ class ModelUnusable(StartError):
 
 
 class QueueUnreachable(StartError):
+    pass
+
+
+class StoreUnusable(StartError):
     pass
 
 

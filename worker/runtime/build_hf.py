@@ -1,0 +1,98 @@
+"""The engine over an unmodified Hugging Face model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import urlparse
+
+import structlog
+import torch
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore
+from transformers.utils.logging import disable_progress_bar
+
+from worker.adapters.source import AdapterSource
+from worker.adapters.store import AdapterStore, open_store
+from worker.engine.adapter_cache import AdapterCache
+from worker.engine.certification import UnsupportedArchitecture
+from worker.engine.engine import Engine
+from worker.engine.lora import RankPool
+from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
+from worker.engine.model_runner import ModelRunner
+from worker.runtime.build import BLOCK_SIZE, load_tokenizer, scheduler_config
+from worker.runtime.errors import ModelUnusable, StoreUnusable
+from worker.runtime.memory import free_memory, kv_memory
+from worker.settings import DType, WorkerSettings, physical_cores
+
+_log = structlog.get_logger(__name__)
+
+
+def hf_engine(settings: WorkerSettings, folder: Path) -> Engine:
+    """Raises ModelUnusable."""
+    disable_progress_bar()
+    torch.set_num_threads(settings.threads or physical_cores())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = load_tokenizer(folder)
+    model = _load(folder, resolve_dtype(settings.dtype, device), device)
+    pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device)
+    store = AdapterStore(_open_store(settings.store), settings.cache_dir)
+    adapters = AdapterCache(pool, AdapterSource(store, model.lora_shapes))
+    num_blocks = _num_blocks(settings, model)
+    config = scheduler_config(settings, num_blocks, model.context_tokens)
+    _log.info(
+        "model_loaded",
+        folder=str(folder),
+        revision=model.revision[:12],
+        device=device,
+        dtype=str(model.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        kv_tokens=config.kv_tokens,
+    )
+    runner = ModelRunner(model, num_blocks, BLOCK_SIZE, adapters)
+    return Engine(config, runner, adapters, tokenizer, model.eos_ids, model.revision)
+
+
+def _open_store(url: str) -> ObjectStore:
+    """A local folder that is not there yet is made: the gateway may only come up later."""
+    try:
+        if url.startswith("file://"):
+            Path(urlparse(url).path).mkdir(parents=True, exist_ok=True)
+        return open_store(url)
+    except (BaseError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise StoreUnusable(
+            f"the object store {url} cannot be opened: {reason} (--store, BATTEN_STORE)"
+        ) from error
+
+
+def resolve_dtype(dtype: DType, device: str) -> DTypeName:
+    """bfloat16 where the device computes in it, float32 on older CPUs."""
+    if dtype != "auto":
+        return dtype
+    if device == "cuda" or torch.cpu._is_avx512_bf16_supported():
+        return "bfloat16"
+    return "float32"
+
+
+def _load(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
+    try:
+        return load_model(folder, dtype, device)
+    except UnsupportedArchitecture as error:
+        raise ModelUnusable(f"unsupported_architecture: {error}") from error
+    except (ModelLoadError, OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
+    except torch.OutOfMemoryError as error:
+        raise ModelUnusable(f"{folder} does not fit into the memory of {device}") from error
+
+
+def _num_blocks(settings: WorkerSettings, model: ServedModel) -> int:
+    memory = settings.kv_memory or kv_memory(free_memory(model.device), model.device.type)
+    blocks = model.kv_layout.num_blocks(memory, BLOCK_SIZE)
+    if blocks < 1:
+        needed = model.kv_layout.bytes_per_token * BLOCK_SIZE
+        raise ModelUnusable(
+            f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory"
+        )
+    return blocks
