@@ -8,7 +8,12 @@ from itertools import islice
 from worker.engine.batch import AdapterLoadError, AdapterResidency
 from worker.protocol.types import AdapterRef
 
-POLLED = 8
+POLLED = 64
+"""Oldest blocked adapters looked at in each step."""
+
+DRAIN_PATIENCE = 64
+"""Steps that a drain goes on after its victims are gone. A load that was under way when it
+began may need the rows and our asking to come to its end."""
 
 
 class AdapterGate:
@@ -17,11 +22,14 @@ class AdapterGate:
         blocked ──poll: ready──> held for its waiting sequences ──pin──> running ──unpin──> idle
            └── lacks rows for `drain_after` steps: drain
 
-    A blocked adapter (loading, or no rows for it) delays nobody else. Once ready it is held (a
-    pin of our own) until a sequence runs with it: otherwise the next load could take its rows
-    before it was ever used. The oldest blocked adapter that lacked rows for `drain_after` steps
-    is drained for: enough running adapters, those with the fewest sequences, get no new ones,
-    and no other adapter may become pinned until it is ready.
+    A blocked adapter (loading, or no rows for it) delays nobody else. Adapters are asked for in
+    the order in which they were blocked, and together only as many as the unpinned rows hold:
+    otherwise loads would take each other's rows for ever. Once ready, an adapter is held (a pin
+    of our own) until a sequence runs with it: no load is for nothing.
+
+    The oldest blocked adapter that lacked rows for `drain_after` steps is drained for: enough
+    pinned adapters, those with the fewest sequences, get no new ones (held ones their first
+    only), and no other adapter becomes pinned until it is ready or DRAIN_PATIENCE has run out.
     """
 
     def __init__(self, residency: AdapterResidency, drain_after: int) -> None:
@@ -31,9 +39,9 @@ class AdapterGate:
         self._held: set[str] = set()
         self._blocked: dict[str, tuple[AdapterRef, int]] = {}
         self._pinned: dict[str, AdapterRef] = {}
-        self._turn = 0
         self._target: AdapterRef | None = None
         self._drained: frozenset[str] = frozenset()
+        self._patience = 0
 
     @property
     def target(self) -> AdapterRef | None:
@@ -53,8 +61,11 @@ class AdapterGate:
         """
         if adapter.digest in self._blocked:
             return False
-        if self._allowed(adapter) and self._ready(adapter):
-            return True
+        if self._allowed(adapter):
+            if adapter.digest in self._pinned:
+                return True
+            if not self._blocked and self.residency.prepare(adapter):
+                return True
         self._blocked[adapter.digest] = adapter, step
         return False
 
@@ -90,41 +101,38 @@ class AdapterGate:
             self._end_drain()
 
     def poll(self, step: int) -> tuple[list[AdapterRef], list[tuple[AdapterRef, AdapterLoadError]]]:
-        """Ask again for the oldest blocked adapters, and for some of the others in turn.
+        """Ask again for blocked adapters.
 
         Returns those that became ready (held now) and those that failed; neither is blocked
         any more.
         """
         ready: list[AdapterRef] = []
         failed: list[tuple[AdapterRef, AdapterLoadError]] = []
-        for adapter in self._candidates():
-            if not self._allowed(adapter):
-                continue
+        for adapter in self._asked():
             try:
-                if not self._ready(adapter):
-                    continue
-                self._hold(adapter)
-                ready.append(adapter)
+                if self.residency.prepare(adapter):
+                    ready.append(adapter)
+                    self._hold(adapter)
             except AdapterLoadError as error:
                 failed.append((adapter, error))
-            self._blocked.pop(adapter.digest)
+        for adapter in ready:
+            del self._blocked[adapter.digest]
         for adapter, _ in failed:
             self.forget(adapter)
         self._choose_drain(step)
         return ready, failed
 
-    def _candidates(self) -> list[AdapterRef]:
-        count = len(self._blocked)
-        oldest = [adapter for adapter, _ in islice(self._blocked.values(), POLLED)]
-        if count <= POLLED:
-            return oldest
-        start = POLLED + self._turn % (count - POLLED)
-        self._turn += POLLED
-        others = islice(self._blocked.values(), start, start + POLLED)
-        return oldest + [adapter for adapter, _ in others]
-
-    def _ready(self, adapter: AdapterRef) -> bool:
-        return adapter.digest in self._pinned or self.residency.prepare(adapter)
+    def _asked(self) -> list[AdapterRef]:
+        asked: list[AdapterRef] = []
+        if not self._blocked:
+            return asked
+        room = self.residency.free_rank()
+        for adapter, _ in islice(self._blocked.values(), POLLED):
+            pinned = adapter.digest in self._pinned
+            if self._allowed(adapter) and (pinned or adapter.rank <= room):
+                asked.append(adapter)
+                room -= 0 if pinned else adapter.rank
+        return asked
 
     def _hold(self, adapter: AdapterRef) -> None:
         if adapter.digest not in self._pinned:
@@ -135,21 +143,28 @@ class AdapterGate:
             self._end_drain()
 
     def _allowed(self, adapter: AdapterRef) -> bool:
-        if self._target is None or adapter == self._target:
+        if self._target is None or adapter == self._target or adapter.digest in self._held:
             return True
         return adapter.digest in self._pinned and adapter.digest not in self._drained
 
     def _choose_drain(self, step: int) -> None:
         if self._target is not None:
+            self._keep_draining(self._target, step)
             return
         for adapter, since in islice(self._blocked.values(), POLLED):
             missing = adapter.rank - self.residency.free_rank()
             if missing > 0 and step - since >= self._drain_after:
-                self._target = adapter
+                self._target, self._patience = adapter, DRAIN_PATIENCE
                 self._drained = self._victims(missing)
-                for digest in self._drained & self._held:
-                    self._let_go(self._pinned[digest])
                 return
+
+    def _keep_draining(self, target: AdapterRef, step: int) -> None:
+        if not self._drained.isdisjoint(self._pinned):
+            return
+        self._patience -= 1
+        if not self._patience:
+            self._blocked[target.digest] = target, step
+            self._end_drain()
 
     def _victims(self, missing: int) -> frozenset[str]:
         chosen: list[str] = []

@@ -62,7 +62,8 @@ class AdapterResidency(Protocol):
 
     def prepare(self, adapter: AdapterRef) -> bool:
         """True when ready on the device; else starts loading it (off this thread) if rank rows
-        are or can be made free, and returns False. Raises AdapterLoadError once it failed."""
+        are or can be made free, and returns False. A load once begun ends without further calls.
+        Raises AdapterLoadError once it failed."""
 
     def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
         """First position that a ready adapter changes: 0, or for an activated LoRA where its

@@ -1,0 +1,98 @@
+"""Cost of one engine step without a model: scheduling, bookkeeping and outputs.
+
+    python benchmarks/engine/scheduler.py [--running 256] [--waiting 1000] [--adapters 40]
+
+Prints the median and the 99th percentile, in milliseconds, of steps in which every running
+sequence decodes and the rest waits, split into `schedule` and everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import time
+
+from worker.engine.config import SchedulerConfig
+from worker.engine.engine import Engine
+from worker.engine.null_runner import NullResidency, NullRunner
+from worker.protocol.types import AdapterRef, RequestId, SamplingParams
+
+
+class NoText:
+    """A tokenizer whose cost is not part of the measurement."""
+
+    def decode(self, ids: object, skip_special_tokens: bool = True) -> str:
+        return ""
+
+    def id_to_token(self, id: int) -> str | None:
+        return None
+
+
+def build(running: int, waiting: int, adapters: int, stream: bool) -> Engine:
+    config = SchedulerConfig(
+        num_blocks=running * 96, max_sequences=running, adapter_rank=8 * max(1, adapters // 2)
+    )
+    runner, residency = NullRunner(50_000), NullResidency(config.adapter_rank)
+    engine = Engine(config, runner, residency, NoText(), frozenset(), "benchmark")
+    rng = random.Random(0)
+    for number in range(running + waiting):
+        prompt = [rng.randrange(50_000) for _ in range(rng.randrange(16, 512))]
+        adapter = AdapterRef(str(number % adapters), 8) if adapters else None
+        sampling = SamplingParams(max_tokens=512)
+        request_id = RequestId(str(number))
+        engine.add(request_id, prompt, sampling, adapter=adapter, stream=stream)
+    return engine
+
+
+def measure(engine: Engine, running: int, steps: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of whole steps, and of their `schedule` call."""
+    schedule, inner = engine.scheduler.schedule, []
+
+    def timed() -> object:
+        begin = time.perf_counter()
+        batch = schedule()
+        inner.append((time.perf_counter() - begin) * 1000)
+        return batch
+
+    engine.scheduler.schedule = timed  # type: ignore[method-assign,assignment]
+    for _ in range(1000):
+        engine.step()
+        stats = engine.stats()
+        if stats.running == running and stats.step_tokens == running:
+            break
+    else:
+        raise SystemExit("the engine never came to decode with all places taken")
+    inner.clear()
+    outer = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        engine.step()
+        outer.append((time.perf_counter() - begin) * 1000)
+    return outer, inner
+
+
+def report(name: str, samples: list[float]) -> None:
+    high = statistics.quantiles(samples, n=100)[98]
+    print(f"{name:<28} median {statistics.median(samples):6.3f} ms   p99 {high:6.3f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=1000)
+    parser.add_argument("--adapters", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    for stream in (False, True):
+        engine = build(options.running, options.waiting, options.adapters, stream)
+        gc.collect()
+        outer, inner = measure(engine, options.running, options.steps)
+        label = "streamed" if stream else "not streamed"
+        report(f"schedule ({label})", inner)
+        report(f"step with null runner ({label})"[:28], outer)
+
+
+if __name__ == "__main__":
+    main()
