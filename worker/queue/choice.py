@@ -47,7 +47,7 @@ class Choice:
         self._free_rank = capacity.adapter_rank
         self._crowd = math.inf
         self._resident = {"", *capacity.resident}
-        self._last_prefix = ""
+        self._last_prefix: tuple[TenantId, str] | None = None
         self._taken: list[RequestClass] = []
         self._blocked: set[RequestClass] = set()
         self._skipped: set[tuple[RequestClass, TenantId]] = set()
@@ -87,7 +87,7 @@ class Choice:
             self._resident.add(item.digest)
         if item.isolation == "few":
             self._crowd = self._settings.few_neighbours
-        self._last_prefix = item.prefix
+        self._last_prefix = (item.tenant, item.prefix) if item.prefix else None
         self._hindered.pop(item.id, None)
         self._taken.append(item.request_class)
         return cost
@@ -140,8 +140,9 @@ class Choice:
         return head.holder in ("", self._worker) or head.held_until < self._now
 
     def _rating(self, record: Record) -> int:
+        """2 for an adapter that is there already, 1 for the prefix of its tenant's last one."""
         item = record.item
-        shares = item.prefix != "" and item.prefix == self._last_prefix
+        shares = (item.tenant, item.prefix) == self._last_prefix
         return 2 * (item.digest in self._resident) + shares
 
     def _of_tenant(self, name: RequestClass, tenant: TenantId) -> Record | None:

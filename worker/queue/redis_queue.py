@@ -88,10 +88,10 @@ class RedisQueue:
         }
         try:
             reply = await self._scripts.run("claim", ask)
+            leases = [await self._lease(worker, token, *fields) for fields in reply]
         except BaseException:
             self._unanswered[worker] = token
             raise
-        leases = [await self._lease(worker, token, *fields) for fields in reply]
         return [lease for lease in leases if lease is not None]
 
     def _claim_settings(self) -> dict[str, object]:
@@ -139,6 +139,7 @@ class RedisQueue:
             "usage": event.usage if isinstance(event, Finished) else None,
             "output_price": self._settings.output_price,
             "length_smoothing": self._settings.length_smoothing,
+            "length_seconds": self._settings.length_seconds,
         }
         return bool(await self._scripts.run("finish", ask, encode(event)))
 

@@ -27,6 +27,7 @@ class QueueSettings:
         output_price          tokens that one output token counts for (prompt tokens count 1)
         default_output_tokens predicted output of a tenant and adapter without history
         length_smoothing      weight of the newest output length in the running mean
+        length_seconds        that mean is forgotten when unused for so long
         rebase_at             counters are moved back towards 0 when the lowest passes this
     Streams
         stream_limit          claims stop while more events than this wait for the collector
@@ -42,7 +43,7 @@ class QueueSettings:
     lease_seconds: float = 60.0
     tombstone_seconds: float = 86_400.0
     look_ahead: int = 16
-    tenant_look_ahead: int = 16
+    tenant_look_ahead: int = 8
     pass_over_limit: int = 8
     few_neighbours: int = 4
     standard_share: float = 0.10
@@ -53,6 +54,7 @@ class QueueSettings:
     output_price: float = 2.0
     default_output_tokens: int = 256
     length_smoothing: float = 0.2
+    length_seconds: float = 30 * 86_400.0
     rebase_at: float = 1e9
     stream_limit: int = 10_000
     reclaim_seconds: float = 60.0

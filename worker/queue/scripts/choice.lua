@@ -9,18 +9,27 @@ local crowd = math.huge
 local taken, items, handed, hindered = {}, {}, {}, {}
 local blocked, skipped = {}, {}
 local resident = {}
-local last_prefix = ''
+local last = {}
+local lengths = {}
 for _, digest in ipairs(ask.resident) do
   resident[digest] = true
+end
+
+local function mean_length(item)
+  local name = item.tenant .. '\0' .. item.digest
+  if not lengths[name] then
+    local mean = redis.call('GET', key('length', name))
+    lengths[name] = tonumber(mean or ask.default_output_tokens)
+  end
+  return lengths[name]
 end
 
 local function look_up(id)
   if items[id] == nil then
     local item = load(id) or false
     if item then
-      local field = item.tenant .. '\0' .. item.digest
-      local mean = redis.call('HGET', key('lengths'), field) or ask.default_output_tokens
-      item.predicted = math.max(item.least, math.min(item.most, math.ceil(tonumber(mean))))
+      local mean = mean_length(item)
+      item.predicted = math.max(item.least, math.min(item.most, math.ceil(mean)))
       item.kv = item.prompt + item.n * item.predicted
       item.tokens = item.prompt + ask.output_price * item.n * item.predicted
     end
@@ -69,9 +78,14 @@ local function reserve(item)
   block(item)
 end
 
+-- 2 for an adapter that is there already, 1 for the prefix of what its tenant was just handed.
 local function rating(item)
-  local shares = item.prefix ~= '' and item.prefix == last_prefix
+  local shares = item.prefix ~= '' and item.prefix == last.prefix and item.tenant == last.tenant
   return (is_resident(item) and 2 or 0) + (shares and 1 or 0)
+end
+
+local function best_rating(tenant)
+  return (tenant == last.tenant and last.prefix ~= '') and 3 or 2
 end
 
 -- The head of a tenant's line: true when nothing of its class may go before it.
@@ -102,6 +116,9 @@ local function pick_of_tenant(class, tenant)
       end
       if fit and (not best or rating(item) > rating(best)) then
         best = item
+        if rating(best) == best_rating(tenant) then
+          break
+        end
       end
     end
   end

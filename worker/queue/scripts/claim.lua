@@ -37,7 +37,7 @@ local function take(item, picked_by)
   if item.isolation == 'few' then
     crowd = ask.few_neighbours
   end
-  last_prefix = item.prefix
+  last = item
   handed[item.class] = true
   hindered[item.id] = nil
   items[item.id] = nil

@@ -14,10 +14,11 @@ local correction = 0
 if ask.usage then
   local actual = ask.usage.prompt + ask.output_price * ask.usage.completion
   correction = actual / item.weight - item.charge
-  local field = item.tenant .. '\0' .. item.digest
+  local name = key('length', item.tenant .. '\0' .. item.digest)
   local length = ask.usage.completion / item.n
-  local mean = tonumber(redis.call('HGET', key('lengths'), field) or length)
-  redis.call('HSET', key('lengths'), field, mean + ask.length_smoothing * (length - mean))
+  local mean = tonumber(redis.call('GET', name) or length)
+  mean = mean + ask.length_smoothing * (length - mean)
+  redis.call('SET', name, string.format('%.17g', mean), 'PX', milliseconds(ask.length_seconds))
 end
 remove_lease(item, correction)
 close(item, 'finished')

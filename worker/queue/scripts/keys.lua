@@ -6,7 +6,7 @@
 --   floors, held:CLASS     hash  counter of the last tenant that left; leases per tenant
 --   leases, deadlines      zset  id by expiry; id by deadline, while ready
 --   depth, credits         hash  counts per state and class; share saved up per class
---   lengths                hash  running mean of output lengths per tenant and adapter
+--   length:TENANT\0DIGEST  string, expiring: running mean of output lengths
 --   tomb:ID                string, expiring
 --   events, dead, tokens:ID stream
 --   alone, reserved        hash  worker -> id: runs it alone; drains for it
