@@ -17,6 +17,8 @@ from worker.engine.sequence import Sequence
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams
 
 logging.set_verbosity_error()
+logging.disable_progress_bar()
+torch.set_num_threads(1)  # models this small only lose time to a second thread
 
 SIZES = {
     "vocab_size": 96,
@@ -51,8 +53,10 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 
 
 def tiny_config(model_type: str, **changes: object) -> AutoConfig:
+    """A change to None leaves a size out."""
+    fields = {**SIZES, **ARCHITECTURES.get(model_type, {}), **changes}
     return AutoConfig.for_model(
-        model_type, **{**SIZES, **ARCHITECTURES.get(model_type, {}), **changes}
+        model_type, **{name: value for name, value in fields.items() if value is not None}
     )
 
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+
+from kernels.errors import KernelArgumentError
 from tests.engine.driver import (
     ARCHITECTURES,
     Driver,
@@ -13,8 +15,6 @@ from tests.engine.driver import (
     save_tiny_model,
     sequence,
 )
-
-from kernels.errors import KernelArgumentError
 from worker.engine.batch import ScheduledBatch
 from worker.engine.kv_cache import KvLayout, LayerKv
 from worker.engine.model_loader import ModelLoadError, eos_ids, load_model, revision
@@ -153,5 +153,5 @@ def test_the_revision_follows_the_weights(llama, tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ModelLoadError, match="config.json"):
+    with pytest.raises(ModelLoadError, match="no config"):
         load_model(tmp_path)

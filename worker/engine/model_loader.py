@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from worker.engine.certification import certify
 from worker.engine.kv_cache import KvLayout
@@ -73,6 +74,7 @@ def load_model(
     if not certified:
         certify(config)
     weights_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=weights_dtype, attn_implementation="eager", local_files_only=True
     )

@@ -1,0 +1,246 @@
+"""Rank rows, pins, eviction, host memory, and failures of loading."""
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from worker.engine.adapter_cache import AdapterCache
+from worker.engine.batch import AdapterLoadError
+from worker.engine.lora import LoraLinear, RankPool
+from worker.engine.rank_rows import RankRows
+from worker.protocol.types import AdapterRef
+
+
+@dataclass
+class Weights:
+    A: torch.Tensor
+    B: torch.Tensor
+    scale: float = 2.0
+
+
+@dataclass
+class Adapter:
+    modules: dict
+    rank: int
+    nbytes: int = 100
+
+
+class Source:
+    """A store that counts, fails and blocks as it is told."""
+
+    def __init__(self):
+        self.loads = []
+        self.errors = {}
+        self.ranks = {}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, ref):
+        assert self.gate.wait(10)
+        self.loads.append(ref.digest)
+        if ref.digest in self.errors:
+            raise self.errors[ref.digest]
+        rank = self.ranks.get(ref.digest, ref.rank)
+        weights = Weights(torch.full((rank, 3), float(rank)), torch.ones(5, rank))
+        return Adapter({"first": weights}, rank)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Fixture:
+    def __init__(self, rank, **options):
+        self.source = Source()
+        self.clock = Clock()
+        self.changed = threading.Semaphore(0)
+        self.linears = {name: LoraLinear(torch.nn.Linear(3, 5)) for name in ("first", "second")}
+        pool = RankPool(self.linears, rank, torch.float32, torch.device("cpu"))
+        self.cache = AdapterCache(
+            pool, self.source, on_change=self.changed.release, clock=self.clock, **options
+        )
+
+    def load(self, ref):
+        assert self.cache.prepare(ref) is False
+        assert self.changed.acquire(timeout=10)
+        assert self.cache.prepare(ref) is True
+
+    def fail(self, ref):
+        assert self.cache.prepare(ref) is False
+        assert self.changed.acquire(timeout=10)
+        with pytest.raises(AdapterLoadError) as error:
+            self.cache.prepare(ref)
+        return error.value
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def factory(rank=8, **options):
+        made.append(Fixture(rank, **options))
+        return made[-1]
+
+    yield factory
+    for fixture in made:
+        fixture.source.gate.set()
+        fixture.cache.close()
+
+
+A, B, C = AdapterRef("a", 4), AdapterRef("b", 3), AdapterRef("c", 2)
+
+
+def test_an_adapter_is_ready_once_its_rows_are_written(make):
+    f = make()
+    f.source.gate.clear()
+    assert f.cache.prepare(A) is False
+    assert f.cache.prepare(A) is False
+    with pytest.raises(KeyError):
+        f.cache.rows(A)
+    assert f.cache.free_rank() == 4
+    assert f.cache.resident() == ()
+    f.source.gate.set()
+    assert f.changed.acquire(timeout=10)
+    assert f.cache.prepare(A) is True
+    assert f.source.loads == ["a"]
+    first = f.linears["first"]
+    rows = list(f.cache.rows(A))
+    assert first.A[rows].eq(4).all()
+    assert first.B[rows].eq(1).all()
+    assert first.scales[rows].eq(2).all()
+    assert first.live_rows == set(rows)
+    assert f.linears["second"].live_rows == set()
+    assert f.cache.resident() == ("a",)
+
+
+def test_the_least_recently_used_unpinned_adapter_goes(make):
+    f = make(rank=7)
+    f.load(A)
+    f.load(B)
+    f.cache.prepare(A)  # used after B
+    assert f.cache.free_rank() == 7
+    f.load(C)
+    with pytest.raises(KeyError):
+        f.cache.rows(B)
+    assert set(f.cache.rows(A)).isdisjoint(f.cache.rows(C))
+
+
+def test_pinned_adapters_stay_and_the_next_one_waits(make):
+    f = make(rank=7)
+    f.load(A)
+    f.cache.pin(A)
+    f.cache.pin(A)
+    f.load(B)
+    assert f.cache.free_rank() == 3
+    big = AdapterRef("big", 5)
+    assert f.cache.prepare(big) is False
+    f.cache.rows(B)  # nothing was evicted for what could not fit anyway
+    f.cache.unpin(A)
+    assert f.cache.prepare(big) is False
+    f.cache.unpin(A)
+    f.load(big)
+    assert "big" in f.cache.resident()
+
+
+def test_an_evicted_adapter_comes_back_from_host_memory(make):
+    f = make(rank=4)
+    f.load(A)
+    f.load(B)
+    f.load(A)
+    assert f.source.loads == ["a", "b"]
+    assert set(f.cache.resident()) == {"a", "b"}
+
+
+def test_host_memory_is_bounded(make):
+    f = make(rank=4, host_memory=150)
+    f.load(A)
+    f.load(B)
+    f.load(A)
+    assert f.source.loads == ["a", "b", "a"]
+
+
+def test_rows_of_another_rank_leave_nothing_behind(make):
+    f = make(rank=4)
+    f.load(A)
+    narrow = AdapterRef("narrow", 4)
+    f.source.ranks["narrow"] = 2
+    f.load(narrow)
+    first, rows = f.linears["first"], list(f.cache.rows(narrow))
+    assert first.A[rows[2:]].eq(0).all()
+    assert first.scales[rows[2:]].eq(0).all()
+    assert first.live_rows == set(rows[:2])
+
+
+def test_an_invalid_adapter_fails_for_good_and_frees_its_rows(make):
+    f = make()
+    f.source.errors["a"] = AdapterLoadError("adapter_invalid", "no such module")
+    error = f.fail(A)
+    assert (error.code, str(error)) == ("adapter_invalid", "no such module")
+    f.clock.now = 1e9
+    with pytest.raises(AdapterLoadError):
+        f.cache.prepare(A)
+    assert f.source.loads == ["a"]
+    assert f.cache.free_rank() == 8
+
+
+def test_an_unavailable_adapter_may_be_tried_again_later(make):
+    f = make(retry_after=30.0)
+    f.source.errors["a"] = AdapterLoadError("adapter_unavailable", "store is down")
+    assert f.fail(A).code == "adapter_unavailable"
+    del f.source.errors["a"]
+    f.clock.now = 29.0
+    with pytest.raises(AdapterLoadError):
+        f.cache.prepare(A)
+    f.clock.now = 31.0
+    f.load(A)
+
+
+def test_an_unknown_fault_fails_its_adapter_only(make):
+    f = make()
+    f.source.errors["a"] = ZeroDivisionError("odd")
+    error = f.fail(A)
+    assert error.code == "adapter_unavailable"
+    assert "ZeroDivisionError" in str(error)
+    f.load(B)
+
+
+def test_a_rank_that_is_not_the_registered_one_is_invalid(make):
+    f = make()
+    f.source.ranks["c"] = 3
+    assert f.fail(C).code == "adapter_invalid"
+
+
+def test_an_adapter_larger_than_the_pool_is_refused_at_once(make):
+    f = make(rank=3)
+    with pytest.raises(AdapterLoadError, match="3 rows") as error:
+        f.cache.prepare(A)
+    assert error.value.code == "adapter_invalid"
+
+
+def test_pins_are_counted_and_checked(make):
+    f = make()
+    with pytest.raises(KeyError):
+        f.cache.pin(A)
+    f.load(A)
+    with pytest.raises(ValueError, match="not pinned"):
+        f.cache.unpin(A)
+
+
+def test_rows_come_from_the_smallest_gap_that_holds_them():
+    rows = RankRows(10)
+    taken = [rows.take(n) for n in (3, 2, 4)]
+    assert taken == [(0, 1, 2), (3, 4), (5, 6, 7, 8)]
+    rows.give_back(taken[0])
+    assert rows.take(1) == (9,)
+    assert rows.take(2) == (0, 1)
+    rows.give_back(taken[2])
+    assert rows.take(5) == (2, 5, 6, 7, 8)
+    with pytest.raises(ValueError, match="of 0 free"):
+        rows.take(1)
+    with pytest.raises(ValueError, match="free already"):
+        rows.give_back((1,)) or rows.give_back((1,))
