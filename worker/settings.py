@@ -52,8 +52,9 @@ def unique_name(label: str | None) -> str:
 
 
 def model_name_of(model: str) -> str:
-    """`/models/smollm2/` → `smollm2`; `org/Name` → `Name`."""
-    return Path(model.rstrip("/")).name
+    """`/models/smollm2/` → `smollm2`; a hub id as it is. The gateway names models alike."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
 
 
 def parse_bytes(text: str) -> int:

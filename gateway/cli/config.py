@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 from pydantic import SecretStr
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from gateway.cli.configuration import load_settings, variable
 from gateway.settings import Settings
@@ -22,7 +22,7 @@ def config(env: bool) -> None:
         for name, value, _ in rows:
             click.echo(f"{name}={value}")
         return
-    table = Table("setting", "value", "meaning")
+    table = Table("setting", Column("value", overflow="fold"), "meaning")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

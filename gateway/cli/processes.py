@@ -9,6 +9,23 @@ import sys
 import click
 
 from gateway.cli.configuration import load_settings
+from gateway.cli.errors import CommandError
+from gateway.settings import Settings
+
+
+def start_process(settings: Settings) -> None:
+    """What every server process begins with. Raises CommandError."""
+    from gateway.kit.logging import configure_logging
+
+    if settings.redis_url is None:
+        raise CommandError(
+            "REDIS_URL is not set: this process needs a Redis such as redis://127.0.0.1:6379/0; "
+            "`batten up` runs everything with one of its own"
+        )
+    try:
+        configure_logging(settings.log_level)
+    except ValueError as error:
+        raise CommandError(f"BATTEN_LOG_LEVEL: {error}") from error
 
 
 @click.command
@@ -20,12 +37,14 @@ def api(host: str | None, port: int | None) -> None:
 
     from gateway.app import create_app
     from gateway.cli.ports import listen
+    from gateway.control.broker import celery_tasks
 
     settings = load_settings(host=host, port=port)
+    start_process(settings)
     listener = listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(settings),
+            create_app(settings, celery_tasks(settings)),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -43,7 +62,9 @@ def collector() -> None:
     """Run the collector (events into SQL) and the dispatcher (SQL into Redis)."""
     from gateway.collector.run import run_collector
 
-    asyncio.run(run_collector(load_settings()))
+    settings = load_settings()
+    start_process(settings)
+    asyncio.run(run_collector(settings))
 
 
 @click.command
@@ -51,7 +72,9 @@ def control() -> None:
     """Run the control tasks: a Celery worker with its own beat."""
     from gateway.control.run import run_control
 
-    run_control(load_settings())
+    settings = load_settings()
+    start_process(settings)
+    run_control(settings)
 
 
 @click.command(

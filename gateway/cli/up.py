@@ -39,7 +39,11 @@ def up(
     from gateway.cli.ports import free_port
     from gateway.cli.supervisor.run import run_up
 
+    if model is not None and Path(model).expanduser().is_dir():
+        model = str(Path(model).expanduser().resolve())
     settings = load_settings(model=model, model_name=model_name, host=host, port=port, data=data)
     if settings.port == 0:
         settings = settings.model_copy(update={"port": free_port(settings.host)})
+    if settings.model is None and workers:
+        raise click.UsageError("no model: give --model or set BATTEN_MODEL (or use --workers 0)")
     run_up(settings, workers=workers, follow=follow, console=Console(stderr=True))

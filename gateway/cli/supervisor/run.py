@@ -49,7 +49,7 @@ def _plan(settings: Settings, workers: int, found: Bootstrapped) -> UpPlan:
         redis_url=settings.redis_url.get_secret_value() if settings.redis_url else "",
         redis_argv=None,
         store=settings.effective_store,
-        model=found.model,
+        model=settings.model,
         model_name=found.model_name,
         workers=workers,
         log_level=settings.log_level,

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import click
+
+
+@click.group
+def key() -> None:
+    """API keys. A secret is shown once: the database keeps its hash."""
+
+
+@key.command
+@click.argument("tenant", required=False)
+@click.option("--name", default="default", show_default=True, help="What the key is for.")
+@click.option("--scope", "scopes", multiple=True, help="Such as jobs:read; default: all.")
+@click.option("--admin", is_flag=True, help="An operator's key: it belongs to no tenant.")
+def create(tenant: str | None, name: str, scopes: tuple[str, ...], admin: bool) -> None:
+    """Create a key for TENANT (name or id) and print the secret."""
+    from gateway.cli.database import transact
+    from gateway.kit.database import WriteSession
+    from gateway.tenants.service import create_key, find_tenant
+
+    if admin == (tenant is not None):
+        raise click.UsageError("give either TENANT or --admin")
+
+    async def work(session: WriteSession) -> str:
+        owner = None if tenant is None else (await find_tenant(session, tenant)).id
+        return (await create_key(session, owner, name, scopes or ("all",))).secret
+
+    click.echo(transact(work))
+
+
+@key.command
+@click.argument("key_id")
+def revoke(key_id: str) -> None:
+    """Revoke a key, at once and for good."""
+    from gateway.cli.database import transact
+    from gateway.kit.database import WriteSession
+    from gateway.tenants.service import revoke_key
+
+    async def work(session: WriteSession) -> None:
+        await revoke_key(session, key_id)
+
+    transact(work)
+    click.echo(f"{key_id} is revoked.")

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+
+@click.group
+def tenant() -> None:
+    """Tenants: who pays, and whose limits apply."""
+
+
+@tenant.command
+@click.argument("name")
+@click.option(
+    "--weight",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Fair share beside other tenants.",
+)
+def create(name: str, weight: float) -> None:
+    """Create a tenant and print its id."""
+    from gateway.cli.database import transact
+    from gateway.kit.database import WriteSession
+    from gateway.tenants.service import create_tenant
+
+    async def work(session: WriteSession) -> str:
+        return (await create_tenant(session, name, weight)).id
+
+    click.echo(transact(work))
+
+
+@tenant.command(name="list")
+def list_() -> None:
+    """List tenants."""
+    from gateway.cli.database import transact
+    from gateway.kit.database import WriteSession
+    from gateway.tenants.repository import TenantRepository
+
+    async def work(session: WriteSession) -> list[tuple[str, str, str, str]]:
+        return [
+            (row.id, row.name, f"{row.weight:g}", "suspended" if row.suspended_at else "active")
+            for row in await TenantRepository(session).all()
+        ]
+
+    table = Table("id", "name", "weight", "state")
+    for row in transact(work):
+        table.add_row(*row)
+    Console().print(table)
