@@ -37,9 +37,10 @@ async def read_chunks(
     async for line in _lines(pieces, offset, number, longest):
         end = line.offset + line.length
         number, offset = line.number, end
-        if line.data is not None and not line.data.strip(_BLANK):
+        trimmed = _trimmed(line)
+        if trimmed.data is not None and not trimmed.data.strip(_BLANK):
             continue
-        lines.append(_trimmed(line))
+        lines.append(trimmed)
         size += line.length
         if len(lines) >= CHUNK_LINES or size >= CHUNK_BYTES:
             yield Chunk(lines, offset, number)

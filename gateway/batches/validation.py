@@ -76,14 +76,18 @@ class Validation:
         try:
             parsed = parse_line(line, self.batch.endpoint, self.context.settings)
         except LineRefused as refused:
-            if refused.custom_id is None or refused.custom_id not in self.seen:
-                self.seen.add(refused.custom_id or "")
-                return refused
-            return duplicate(line, refused.custom_id)
+            return self._named_once(refused)
         if parsed.custom_id in self.seen:
             return duplicate(line, parsed.custom_id)
         self.seen.add(parsed.custom_id)
         return parsed
+
+    def _named_once(self, refused: LineRefused) -> LineRefused:
+        """A bad line keeps its custom_id unless an earlier line has it."""
+        if refused.custom_id is None or refused.custom_id in self.seen:
+            return LineRefused(refused.problem)
+        self.seen.add(refused.custom_id)
+        return refused
 
     async def _resolve(self, models: Sequence[str]) -> None:
         for model in models:

@@ -23,6 +23,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from gateway.adapters.base_models import register_base_model
 from gateway.app import create_app
 from gateway.auth.scope import TenantScope
+from gateway.batches.finaliser import finalize_batch
+from gateway.batches.validation import validate_batch
 from gateway.collector.dispatcher import Dispatcher
 from gateway.collector.fold import Fold
 from gateway.collector.upkeep import Epochs
@@ -129,6 +131,23 @@ class Deployment:
             await self.collect()
         return answered
 
+    async def control(self) -> None:
+        """Do what the control processes were told to."""
+        while self.tasks.sent:
+            name, *args = self.tasks.sent.pop(0)
+            match name:
+                case "batches.validate":
+                    await validate_batch(self.context, self.tasks, args[0])
+                case "batches.finalize":
+                    await finalize_batch(self.context, args[0])
+
+    async def finish_all(self) -> None:
+        """Everything that waits, to its end."""
+        await self.control()
+        while await self.work():
+            await self.control()
+        await self.control()
+
     async def _has_ready(self) -> bool:
         return any(depth.ready for depth in (await self.queue.depth()).values())
 
@@ -160,7 +179,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         return
     admin = request.getfixturevalue("postgres_admin")
     name = f"batten_{next(_numbers)}"
-    admin.execute(f"CREATE DATABASE {name} TEMPLATE batten_template STRATEGY file_copy")
+    admin.execute(f"CREATE DATABASE {name} TEMPLATE batten_template")
     yield f"postgresql://postgres@/{name}?host={admin.info.host}"
     admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
