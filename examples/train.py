@@ -36,7 +36,7 @@ class Recipe:
     alpha: int
     targets: tuple[str, ...]
     rslora: bool = False
-    examples: int = 1200
+    examples: int = 800
     batch: int = 8
     learning_rate: float = 2e-3
 
