@@ -60,6 +60,9 @@ class Harness:
         self.residency.tick()
         self.outputs += outputs
         self.check()
+        queue = self.engine.scheduler.admission.queue
+        reasons = map(queue.reason, queue)
+        assert not any(isinstance(r, int) for r in reasons), "a prefix is waited for one step"
         return outputs
 
     def check(self) -> None:

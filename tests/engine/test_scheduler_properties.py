@@ -63,7 +63,6 @@ configs = st.fixed_dictionaries(
         "mode": st.sampled_from(["continuous", "continuous", "dynamic", "static"]),
         "policy": st.sampled_from(["decode_first", "prefill_first"]),
         "prefix_caching": st.sampled_from([True, True, False]),
-        "prefix_wait": st.sampled_from([0, 2, 64]),
         "drain_after": st.sampled_from([0, 4, 64]),
         "class_headstart": st.sampled_from([0, 2, 256]),
         "waiting_served_ratio": st.sampled_from([0.0, 1.0]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from worker.engine.adapter_gate import AdapterGate
@@ -42,7 +41,6 @@ class Admission:
         self._adapters = adapters
         self._formation = batch_formation(config, now)
         self._pending = PendingPrefixes()
-        self._waits: deque[tuple[int, Sequence]] = deque()
         self._failed: list[tuple[Sequence, AdapterLoadError]] = []
         self._step = 0
         self._tries = 0
@@ -75,7 +73,7 @@ class Admission:
         return sum(a.rank for a in wanted if not self.gate.is_pinned(a.digest))
 
     def begin_step(self, step: int, running: int) -> None:
-        """Once a step: whoever waited for an adapter, or too long for a prefix, is in line."""
+        """Once a step: whoever waited for an adapter that is ready now gets in line."""
         self._step, self._tries = step, 0
         ready, failed = self.gate.poll(step)
         for adapter in ready:
@@ -83,11 +81,6 @@ class Admission:
         for adapter, error in failed:
             for sequence in self.queue.parked(adapter):
                 self._fail(sequence, error)
-        while self._waits and self._waits[0][0] <= step:
-            sequence = self._waits.popleft()[1]
-            if isinstance(self.queue.reason(sequence), int):
-                sequence.waits_for_prefix = False
-                self.queue.unpark_one(sequence)
         self._formation.begin_step(running, len(self.queue))
 
     def next(self, outstanding: int, alone: bool) -> Sequence | None:
@@ -140,7 +133,12 @@ class Admission:
         return True
 
     def _waits_for_prefix(self, sequence: Sequence, cached: int) -> bool:
-        if not (sequence.waits_for_prefix and self.config.prefix_wait and len(self._pending)):
+        """Park it when its next block is computed in this step anyway.
+
+        It waits for one step only: budget is left for a waiting sequence only where every owner
+        of pending blocks gets to the end of its prompt.
+        """
+        if not len(self._pending):
             return False
         most = (sequence.num_tokens - 1) // self.config.block_size
         keys = self._blocks.cache.keys(sequence, most)[cached:most]
@@ -148,7 +146,6 @@ class Admission:
         if key is None:
             return False
         self.queue.park(sequence, key)
-        self._waits.append((self._step + self.config.prefix_wait, sequence))
         return True
 
     def _fits(self, sequence: Sequence, cached: list[int], outstanding: int) -> bool:

@@ -18,8 +18,7 @@ class SchedulerConfig:
     once. `watermark`: share of KV blocks that admission may promise (running sequences may use
     the rest). `adapter_rank`: rows of the rank pool.
 
-    `prefix_caching`: full blocks are found again by their content. `prefix_wait`: most steps that
-    a sequence waits for a prefix another one is computing (0: never). `drain_after`: steps after
+    `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
     which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
     is overtaken by at most this many later ones for each class that they are more urgent.
     `waiting_served_ratio`: `prefill_first` lets decodes wait only while at least this many
@@ -37,7 +36,6 @@ class SchedulerConfig:
     mode: BatchingMode = "continuous"
     policy: SchedulingPolicy = "decode_first"
     prefix_caching: bool = True
-    prefix_wait: int = 64
     drain_after: int = 64
     class_headstart: int = 256
     waiting_served_ratio: float = 0.0
@@ -55,8 +53,8 @@ class SchedulerConfig:
             raise ValueError("a context holds at least one prompt token and one answer token")
         if not 0 <= self.batch_size <= self.max_sequences:
             raise ValueError(f"batch_size {self.batch_size} is not in [0, max_sequences]")
-        if min(self.prefix_wait, self.drain_after, self.class_headstart) < 0:
-            raise ValueError("prefix_wait, drain_after and class_headstart must not be negative")
+        if min(self.drain_after, self.class_headstart) < 0:
+            raise ValueError("drain_after and class_headstart must not be negative")
 
     @property
     def kv_tokens(self) -> int:

@@ -41,7 +41,7 @@ class Sequence:
 
     The scheduler's own notes: `promised_blocks` were reserved at admission, the first
     `num_published` blocks of the table are in the prefix cache, `block_keys` are chained hashes
-    of the leading full blocks, `waits_for_prefix` is unset once waiting took too long.
+    of the leading full blocks, `admissions` counts how often it was admitted.
     """
 
     request_id: RequestId
@@ -65,7 +65,6 @@ class Sequence:
     promised_blocks: int = 0
     num_published: int = 0
     block_keys: list[int] = field(default_factory=list)
-    waits_for_prefix: bool = True
     admissions: int = 0
 
     @property

@@ -83,10 +83,6 @@ class WaitingQueue:
         for sequence in self._lots.pop(reason, ()):
             self._line_up(sequence)
 
-    def unpark_one(self, sequence: Sequence) -> None:
-        self._leave_lot(sequence)
-        self._line_up(sequence)
-
     def parked(self, reason: Hashable) -> tuple[Sequence, ...]:
         return tuple(self._lots.get(reason, ()))
 
