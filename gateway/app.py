@@ -9,7 +9,11 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway import ops
+from gateway.adapters import endpoints as adapters
+from gateway.adapters import models_endpoints as models
+from gateway.adapters.base_models import register_configured_model
 from gateway.batches import endpoints as batches
+from gateway.billing import endpoints as billing
 from gateway.chat import endpoints as chat
 from gateway.files import endpoints as files
 from gateway.jobs import endpoints as jobs
@@ -19,8 +23,21 @@ from gateway.kit.error_handlers import install_error_handlers
 from gateway.kit.metrics import Metrics
 from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
+from gateway.tenants import endpoints as tenants
+from gateway.usage import endpoints as usage
 
-ROUTERS = (batches.router, chat.router, files.router, jobs.router, ops.router)
+ROUTERS = (
+    files.router,
+    batches.router,
+    jobs.router,
+    chat.router,
+    models.router,
+    adapters.router,
+    usage.router,
+    tenants.router,
+    billing.router,
+    ops.router,
+)
 
 
 def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:
@@ -30,6 +47,9 @@ def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_context(settings) as context:
+            if settings.model is not None:
+                async with context.database.write() as session:
+                    await register_configured_model(session, settings)
             app.state.context = context
             yield
 

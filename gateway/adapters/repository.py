@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from sqlalchemy import Select, func, select
 
 from gateway.auth.scope import TenantScope
+from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.ids import new_id
 from gateway.kit.pagination import Page, PageRequest, fetch_page
+from gateway.kit.sql import insert_ignoring
 from gateway.models import Adapter, AdapterRevision, BaseModel
 
 Session = ReadSession | WriteSession
@@ -45,6 +48,19 @@ class AdapterRepository:
         rows = self._adapters().where(Adapter.name == name, Adapter.deleted_at.is_(None))
         return await self._session.scalar(rows)
 
+    async def named_or_new(self, name: str, base_model: str) -> Adapter:
+        """Locked. Two uploads of a new name at once make one adapter."""
+        new = insert_ignoring(self._session, Adapter).values(
+            id=new_id("adapter"),
+            tenant_id=self._scope.tenant_id,
+            name=name,
+            base_model=base_model,
+            created_at=now_ms(),
+        )
+        await self._session.execute(new)
+        rows = self._adapters().where(Adapter.name == name, Adapter.deleted_at.is_(None))
+        return (await self._session.scalars(rows.with_for_update())).one()
+
     async def get(self, id_or_name: str, lock: bool = False) -> Adapter | None:
         rows = self._adapters().where(
             (Adapter.id == id_or_name) | (Adapter.name == id_or_name), Adapter.deleted_at.is_(None)
@@ -77,10 +93,6 @@ class AdapterRepository:
     async def revisions(self, adapter_id: str, page: PageRequest) -> Page[AdapterRevision]:
         rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
         return await fetch_page(self._session, AdapterRevision, rows, page)
-
-    async def latest(self, adapter_id: str) -> AdapterRevision | None:
-        rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
-        return await self._session.scalar(rows.order_by(AdapterRevision.number.desc()).limit(1))
 
     async def ready_before(self, adapter_id: str, number: int) -> AdapterRevision | None:
         rows = self._revisions().where(

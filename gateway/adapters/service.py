@@ -8,16 +8,17 @@ from gateway.adapters.repository import AdapterRepository, BaseModelRepository
 from gateway.auth.scope import TenantScope
 from gateway.errors import NotFound
 from gateway.kit.database import ReadSession, WriteSession
-from gateway.models import AdapterRevision, BaseModel
+from gateway.models import Adapter, AdapterRevision, BaseModel
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """`name` is the adapter's, or the base model's when `revision` is None."""
+    """`name` is the adapter's, or the base model's when there is no adapter."""
 
     name: str
     base: BaseModel
     revision: AdapterRevision | None = None
+    adapter: Adapter | None = None
 
     @property
     def price_names(self) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ async def resolve_model(
         raise model_not_found(name, f" Its revision {revision.number} is {revision.status}.")
     base = await models.get(adapter.base_model)
     assert base is not None  # a foreign key
-    return ResolvedModel(adapter.name, base, revision)
+    return ResolvedModel(adapter.name, base, revision, adapter)
 
 
 def model_not_found(name: str, why: str = "") -> NotFound:

@@ -8,10 +8,10 @@ from sqlalchemy import Insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase
 
-from gateway.kit.database import WriteSession
+from gateway.kit.database import ReadSession, WriteSession
 
 
-def insert_ignoring(session: WriteSession, model: type[DeclarativeBase]) -> Insert:
+def insert_ignoring(session: ReadSession | WriteSession, model: type[DeclarativeBase]) -> Insert:
     """INSERT … ON CONFLICT DO NOTHING; add `.values()` and `.returning()`, whose rows are
     those really inserted. On Postgres a concurrent insert of the same key is waited for."""
     dialect: Any = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql

@@ -45,10 +45,16 @@ async def find_tenant(session: ReadSession | WriteSession, id_or_name: str) -> T
     return tenant
 
 
-async def suspend_tenant(session: WriteSession, tenant_id: str, suspended: bool) -> Tenant:
-    """A suspended tenant's keys answer 403; its running work goes on. Raises NotFound."""
-    tenant = await find_tenant(session, tenant_id)
-    tenant.suspended_at = now_ms() if suspended else None
+async def update_tenant(
+    session: WriteSession, id_or_name: str, weight: float | None, suspended: bool | None
+) -> Tenant:
+    """None leaves a field as it is. A suspended tenant's keys answer 403; its running work goes
+    on. Raises NotFound."""
+    tenant = await find_tenant(session, id_or_name)
+    if weight is not None:
+        tenant.weight = weight
+    if suspended is not None and suspended != (tenant.suspended_at is not None):
+        tenant.suspended_at = now_ms() if suspended else None
     return tenant
 
 

@@ -1,0 +1,126 @@
+"""Whether an uploaded PEFT folder can be served: every reason why not. Blocks, and maps the
+weights rather than reading them: run it in a thread."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from worker.protocol.peft import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterConfigError,
+    PeftConfig,
+    Problem,
+    SafetensorsError,
+    SafetensorsHeader,
+    adapter_rank,
+    base_shapes,
+    digest,
+    find_not_finite,
+    parse_config,
+    parse_header,
+    validate,
+)
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+class BaseModelUnavailable(Exception):
+    """The base model's shapes cannot be read now: try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAdapter:
+    digest: str
+    rank: int
+    bytes: int
+    config: dict[str, Any]
+
+
+def model_shapes(source: str) -> dict[str, tuple[int, int]]:
+    """Of a local folder, or of a hub model (from the local cache, if it is there). Raises
+    BaseModelUnavailable."""
+    folder = Path(source).expanduser()
+    try:
+        if not folder.is_dir():
+            patterns = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+            folder = Path(snapshot_download(source, allow_patterns=patterns))
+        return base_shapes(folder)
+    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise BaseModelUnavailable(f"cannot read the shapes of {source!r}: {error}") from error
+
+
+def check(
+    folder: Path, shapes: Shapes, most_rank: int | None, most_bytes: int
+) -> CheckedAdapter | list[Problem]:
+    """`most_rank` is what workers announced, if any did."""
+    problems = _missing(folder)
+    if problems:
+        return problems
+    raw = (folder / CONFIG_FILE).read_bytes()
+    config = _config(raw)
+    weights = folder / WEIGHTS_FILE
+    if weights.stat().st_size == 0:
+        return [*_problems(config), Problem("adapter_invalid_weights", WEIGHTS_FILE, "empty")]
+    with _mapped(weights) as view:
+        header = _header(view)
+        if not isinstance(config, PeftConfig) or not isinstance(header, SafetensorsHeader):
+            return [*_problems(config), *_problems(header)]
+        problems = validate(config, header, shapes, most_bytes)
+        problems += find_not_finite(header, view)
+        rank = adapter_rank(config, header)
+        if most_rank is not None and rank > most_rank:
+            message = f"rank {rank}, workers take at most {most_rank}"
+            problems.append(Problem("adapter_rank_too_large", CONFIG_FILE, message))
+        if problems:
+            return problems
+        size = weights.stat().st_size + len(raw)
+        return CheckedAdapter(digest(config, header, view), rank, size, json.loads(raw))
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        yield view
+
+
+def _missing(folder: Path) -> list[Problem]:
+    if not (folder / WEIGHTS_FILE).is_file() and (folder / "adapter_model.bin").is_file():
+        message = "a pickle can run code when it is loaded: save with safe_serialization=True"
+        return [Problem("adapter_pickle_refused", "adapter_model.bin", message)]
+    return [
+        Problem("adapter_missing_file", name, "is missing")
+        for name in (CONFIG_FILE, WEIGHTS_FILE)
+        if not (folder / name).is_file()
+    ]
+
+
+def _config(raw: bytes) -> PeftConfig | Problem:
+    try:
+        return parse_config(raw)
+    except AdapterConfigError as error:
+        return Problem(error.code, error.param or CONFIG_FILE, str(error))
+
+
+def _header(view: memoryview) -> SafetensorsHeader | Problem:
+    try:
+        return parse_header(view)
+    except SafetensorsError as error:
+        return Problem("adapter_invalid_weights", WEIGHTS_FILE, str(error))
+
+
+def _problems(value: object) -> list[Problem]:
+    return [value] if isinstance(value, Problem) else []

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from gateway.adapters import lifecycle
+from gateway.adapters.repository import AdapterRepository
+from gateway.adapters.schemas import (
+    AdapterDeleted,
+    AdapterObject,
+    Promote,
+    RevisionObject,
+    UploadedAdapter,
+    show_adapter,
+    show_revision,
+)
+from gateway.adapters.upload import discard, receive_adapter
+from gateway.auth.dependencies import CurrentPrincipal
+from gateway.auth.idempotency import CurrentIdempotency
+from gateway.kit.dependencies import AppContext, AppTasks
+from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
+
+router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+Paging = Annotated[PageRequest, Depends(paging(20, 100))]
+
+INGEST = "adapters.ingest"
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["name", "files"],
+                    "properties": {
+                        "name": {"type": "string"},
+                        "base_model": {"type": "string"},
+                        "files": {
+                            "type": "array",
+                            "items": {"type": "string", "format": "binary"},
+                            "description": "adapter_config.json and adapter_model.safetensors, "
+                            "or one .zip or .tar.gz",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("", status_code=201, response_model=UploadedAdapter, openapi_extra=_FORM)
+async def upload_adapter(
+    request: Request,
+    context: AppContext,
+    tasks: AppTasks,
+    principal: CurrentPrincipal,
+    idempotency: CurrentIdempotency,
+) -> JSONResponse:
+    """A new adapter, or a new revision of one. It is checked in the background: `ready`, or
+    `rejected` with every reason. The first ready revision is promoted."""
+    upload = await receive_adapter(context, request)
+    kept = False
+    try:
+        async with context.database.write() as session:
+
+            async def create() -> dict[str, Any]:
+                nonlocal kept
+                adapter, revision = await lifecycle.add_revision(session, principal.scope, upload)
+                kept = True
+                shown = show_adapter(adapter).model_dump()
+                return {**shown, "revision": show_revision(revision).model_dump()}
+
+            response = await idempotency.once(session, upload.fingerprint, create, 201)
+    finally:
+        if not kept:
+            await discard(context, upload)
+    if kept:
+        await tasks.send(INGEST, upload.revision_id)
+    return response
+
+
+@router.get("")
+async def list_adapters(
+    context: AppContext, principal: CurrentPrincipal, page: Paging
+) -> ListObject[AdapterObject]:
+    async with context.database.read() as session:
+        return list_object(
+            await AdapterRepository(session, principal.scope).page(page), show_adapter
+        )
+
+
+# Names may contain slashes, so the longer paths come first.
+@router.get("/{adapter:path}/revisions")
+async def list_revisions(
+    adapter: str, context: AppContext, principal: CurrentPrincipal, page: Paging
+) -> ListObject[RevisionObject]:
+    async with context.database.read() as session:
+        row = await lifecycle.get_adapter(session, principal.scope, adapter)
+        revisions = await AdapterRepository(session, principal.scope).revisions(row.id, page)
+        return list_object(revisions, show_revision)
+
+
+@router.get("/{adapter:path}/revisions/{revision}")
+async def get_revision(
+    adapter: str, revision: str, context: AppContext, principal: CurrentPrincipal
+) -> RevisionObject:
+    async with context.database.read() as session:
+        row = await lifecycle.get_adapter(session, principal.scope, adapter)
+        return show_revision(await lifecycle.get_revision(session, principal.scope, row, revision))
+
+
+@router.get("/{adapter:path}")
+async def get_adapter(
+    adapter: str, context: AppContext, principal: CurrentPrincipal
+) -> AdapterObject:
+    async with context.database.read() as session:
+        return show_adapter(await lifecycle.get_adapter(session, principal.scope, adapter))
+
+
+@router.post("/{adapter:path}/promote")
+async def promote(
+    adapter: str, wanted: Promote, context: AppContext, principal: CurrentPrincipal
+) -> AdapterObject:
+    async with context.database.write() as session:
+        row = await lifecycle.promote(session, principal.scope, adapter, str(wanted.revision))
+    return show_adapter(row)
+
+
+@router.post("/{adapter:path}/rollback")
+async def rollback(adapter: str, context: AppContext, principal: CurrentPrincipal) -> AdapterObject:
+    """Back to the newest ready revision before the promoted one."""
+    async with context.database.write() as session:
+        row = await lifecycle.roll_back(session, principal.scope, adapter)
+    return show_adapter(row)
+
+
+@router.delete("/{adapter:path}")
+async def delete_adapter(
+    adapter: str, context: AppContext, principal: CurrentPrincipal
+) -> AdapterDeleted:
+    async with context.database.write() as session:
+        row = await lifecycle.delete_adapter(session, principal.scope, adapter)
+    return AdapterDeleted(id=row.id)

@@ -1,0 +1,114 @@
+"""From an upload to a revision that can be served: validating → ready | rejected.
+
+Idempotent and safe to run twice at once: files are named by content, and the status changes by
+compare-and-set. The tenant's upload is deleted once the outcome is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import obstore
+import structlog
+
+from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
+from gateway.adapters.checking import CheckedAdapter, check, model_shapes
+from gateway.adapters.repository import BaseModelRepository, IngestRepository
+from gateway.kit.clock import now_ms
+from gateway.kit.context import Context
+from gateway.kit.store import delete_blob, read_blob
+from gateway.models import AdapterRevision, BaseModel
+from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE, Problem
+
+_log = structlog.get_logger(__name__)
+
+
+async def waiting_revisions(context: Context, limit: int = 100) -> list[str]:
+    """For a sweep: uploads whose message was lost."""
+    async with context.database.read() as session:
+        return list(await IngestRepository(session).waiting(limit))
+
+
+async def ingest(context: Context, revision_id: str) -> None:
+    """Raises BaseModelUnavailable and the store's errors: the revision stays `validating`."""
+    async with context.database.read() as session:
+        repository = IngestRepository(session)
+        revision = await repository.get(revision_id)
+        if revision is None or revision.status != "validating":
+            return
+        adapter = await repository.adapter(revision.adapter_id)
+        assert adapter is not None  # a foreign key
+        base = await BaseModelRepository(session).get(adapter.base_model)
+        assert base is not None  # a foreign key
+    outcome = await _examine(context, revision, base)
+    await _settle(context, revision_id, outcome)
+    await _discard(context, revision.upload_key)
+    _log.info(
+        "adapter_ingested", revision_id=revision_id, ready=isinstance(outcome, CheckedAdapter)
+    )
+
+
+async def _examine(
+    context: Context, revision: AdapterRevision, base: BaseModel
+) -> CheckedAdapter | list[Problem]:
+    most_bytes = context.settings.adapter_bytes
+    most_rank = (base.limits or {}).get("adapter_rank")
+    shapes = await asyncio.to_thread(model_shapes, base.source)
+    with tempfile.TemporaryDirectory(prefix="batten-adapter-") as temporary:
+        folder = Path(temporary)
+        try:
+            await _fetch(context, revision.upload_key, folder, most_bytes)
+        except ArchiveRefused as error:
+            return [Problem("adapter_archive_refused", "archive", str(error))]
+        outcome = await asyncio.to_thread(check, folder, shapes, most_rank, most_bytes)
+        if isinstance(outcome, CheckedAdapter):
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
+                key = f"adapters/{outcome.digest}/{name}"
+                await obstore.put_async(context.store, key, folder / name)
+        return outcome
+
+
+async def _fetch(context: Context, prefix: str, folder: Path, most_bytes: int) -> None:
+    for key in await _keys(context, prefix):
+        path = folder / key.rpartition("/")[2]
+        with path.open("wb") as file:
+            async for chunk in read_blob(context.store, key):
+                file.write(chunk)
+        if is_archive(path.name):
+            await asyncio.to_thread(unpack, path, folder, most_bytes)
+            path.unlink()
+
+
+async def _settle(
+    context: Context, revision_id: str, outcome: CheckedAdapter | list[Problem]
+) -> None:
+    async with context.database.write() as session:
+        repository = IngestRepository(session)
+        revision = await repository.get(revision_id, lock=True)
+        if revision is None or revision.status != "validating":
+            return
+        revision.finished_at = now_ms()
+        if not isinstance(outcome, CheckedAdapter):
+            revision.status = "rejected"
+            revision.errors = [
+                {"code": problem.code, "param": problem.name, "message": problem.message}
+                for problem in outcome
+            ]
+            return
+        revision.status, revision.digest = "ready", outcome.digest
+        revision.rank, revision.bytes = outcome.rank, outcome.bytes
+        revision.config = outcome.config
+        adapter = await repository.adapter(revision.adapter_id, lock=True)
+        if adapter is not None and adapter.promoted_revision_id is None:
+            adapter.promoted_revision_id = revision.id
+
+
+async def _keys(context: Context, prefix: str) -> list[str]:
+    return [item["path"] async for page in context.store.list(prefix) for item in page]
+
+
+async def _discard(context: Context, prefix: str) -> None:
+    for key in await _keys(context, prefix):
+        await delete_blob(context.store, key)
