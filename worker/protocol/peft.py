@@ -125,6 +125,8 @@ def _weight_files(model_dir: Path) -> list[Path]:
 
 def _refuse_tensor(key: str) -> Problem:
     """A tensor of a PEFT feature we don't serve, or of no PEFT feature at all."""
+    if not key.startswith(PREFIX):
+        return Problem("adapter_unknown_tensor", key, f"its name doesn't start with {PREFIX}")
     features = {
         "lora_embedding_": "LoRA on embeddings",
         "lora_magnitude_vector": "DoRA",

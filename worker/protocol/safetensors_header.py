@@ -68,12 +68,12 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 
 def _parse(prefix: bytes, read: Any, size: int) -> SafetensorsHeader:
-    if prefix[:1] == b"\x80" or prefix[:4] == b"PK\x03\x04":
-        raise SafetensorsError("a pickle, not a safetensors file")
     if len(prefix) < 8:
         raise SafetensorsError("truncated: no header")
     (length,) = struct.unpack("<Q", prefix)
     if length > min(MAX_HEADER, size - 8):
+        if prefix.startswith((b"\x80", b"PK\x03\x04")):
+            raise SafetensorsError("a pickle, not a safetensors file")
         raise SafetensorsError(f"truncated or no safetensors file: a header of {length} bytes")
     entries = _entries(read(8, 8 + length))
     tensors = {name: _tensor(name, entry, 8 + length) for name, entry in entries.items()}

@@ -1,0 +1,305 @@
+"""Configs, module rules and checks of PEFT adapters, with PEFT itself as the oracle."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.other import get_pattern_key
+from safetensors.torch import save
+
+from tests.adapters.folders import CONFIG, MODULES, SHAPES, check, tensors
+from worker.protocol import peft
+
+
+def parse(**fields):
+    return peft.parse_config(json.dumps({**CONFIG, **fields}))
+
+
+def codes(problems):
+    return [problem.code for problem in problems]
+
+
+def test_what_peft_saves_is_parsed(tmp_path):
+    LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj", "v_proj"],
+        r=6,
+        lora_alpha=9,
+        use_rslora=True,
+        rank_pattern={"v_proj": 3},
+        init_lora_weights="gaussian",
+    ).save_pretrained(tmp_path)
+    config = peft.parse_config((tmp_path / peft.CONFIG_FILE).read_bytes())
+    assert config.rank("model.layers.0.self_attn.v_proj") == 3
+    assert config.scale("model.layers.0.self_attn.v_proj") == 9 / math.sqrt(3)
+    assert config.scale("model.layers.0.self_attn.q_proj") == 9 / math.sqrt(6)
+    assert config.target_modules == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("modules_to_save", ["lm_head"]),
+        ("trainable_token_indices", [5]),
+        ("trainable_token_indices", {"embed_tokens": [5]}),
+        ("target_parameters", ["mlp.experts.gate_up_proj"]),
+        ("alora_invocation_tokens", [1, 2]),
+        ("layer_replication", [[0, 4], [2, 5]]),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "corda"),
+        ("init_lora_weights", "loftq"),
+        ("arrow_config", {"top_k": 2}),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("kasa_config", {"beta": 1}),
+        ("monteclora_config", {"x": 1}),
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("ensure_weight_tying", True),
+        ("invented_by_a_later_release", 3),
+    ],
+)
+def test_what_is_not_served_exactly_is_refused_by_name(param, value):
+    with pytest.raises(peft.AdapterConfigError, match=param) as error:
+        parse(**{param: value})
+    assert (error.value.code, error.value.param) == ("adapter_unsupported_option", param)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("r", 0),
+        ("r", "8"),
+        ("r", True),
+        ("lora_alpha", None),
+        ("lora_alpha", math.inf),
+        ("use_rslora", 1),
+        ("rank_pattern", ["q_proj"]),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", {"(": 4}),
+        ("alpha_pattern", {"q_proj": "8"}),
+        ("target_modules", 5),
+        ("target_modules", "(q_proj"),
+        ("layers_to_transform", ["1"]),
+        ("layers_pattern", ["("]),
+    ],
+)
+def test_a_malformed_field_is_named(param, value):
+    with pytest.raises(peft.AdapterConfigError) as error:
+        parse(**{param: value})
+    assert (error.value.code, error.value.param) == ("adapter_invalid_config", param)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_config_is_refused(data):
+    with pytest.raises(peft.AdapterConfigError):
+        peft.parse_config(data)
+
+
+def test_unused_and_harmless_fields_are_accepted():
+    config = parse(
+        use_dora=False,
+        modules_to_save=None,
+        lora_dropout=0.1,
+        loftq_config={},
+        megatron_core="megatron.core",
+        qalora_group_size=16,
+        invented_by_a_later_release=None,
+    )
+    assert config.r == 4
+
+
+NAMES = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.self_attn.q_proj",
+    "model.layers.11.mlp.down_proj",
+    "model.layers.1.mlp.experts.0.down_proj",
+    "transformer.h.1.attn.c_attn",
+    "lm_head",
+    "q_proj",
+]
+PATTERNS = ["q_proj", "down_proj", r"layers\.1\..*", "layers.1.self_attn.q_proj", "proj", ".*"]
+
+
+@given(
+    patterns=st.dictionaries(st.sampled_from(PATTERNS), st.integers(1, 64)),
+    name=st.sampled_from(NAMES),
+)
+def test_patterns_choose_like_peft(patterns, name):
+    expected = patterns.get(get_pattern_key(patterns.keys(), name), 4)
+    assert parse(rank_pattern=patterns).rank(name) == expected
+
+
+@given(
+    targets=st.one_of(
+        st.lists(st.sampled_from(["q_proj", "down_proj", "proj", *NAMES]), min_size=1),
+        st.sampled_from([r".*q_proj", r".*layers\.1\..*", "q_proj"]),
+    ),
+    excluded=st.one_of(st.none(), st.lists(st.sampled_from(["q_proj", NAMES[2]]))),
+    layers=st.one_of(st.none(), st.lists(st.sampled_from([0, 1, 11]), min_size=1)),
+    pattern=st.sampled_from([None, "layers", ["h", "layers"]]),
+    name=st.sampled_from(NAMES),
+)
+def test_modules_are_targeted_like_peft(targets, excluded, layers, pattern, name):
+    if isinstance(targets, str):
+        layers = None
+    pattern = pattern if layers else None
+    fields = {
+        "target_modules": targets,
+        "exclude_modules": excluded,
+        "layers_to_transform": layers,
+        "layers_pattern": pattern,
+    }
+    found = check_target_module_exists(LoraConfig(**fields), name)
+    expected = bool(found) and type(found).__name__ != "_ExcludedModule"
+    assert parse(**fields).targets(name) == expected
+
+
+def test_a_right_adapter_has_no_problems():
+    assert check(tensors()) == []
+    header = peft.parse_header(save(tensors()))
+    assert peft.adapter_modules(header) == MODULES
+    assert peft.adapter_rank(parse(), header) == 4
+
+
+def renamed(old, new):
+    return {key.replace(old, new): tensor for key, tensor in tensors().items()}
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("weights", "fields", "code"),
+    [
+        ({}, {}, "adapter_unmatched_modules"),
+        (renamed("model.layers.", "model.language_model.layers."), {}, "adapter_unmatched_modules"),
+        (renamed("layers.1", "layers.9"), {}, "adapter_unmatched_modules"),
+        (renamed("base_model.model.", ""), {}, "adapter_unknown_tensor"),
+        (
+            {**tensors(), "base_model.model.model.norm.weight": torch.ones(3)},
+            {},
+            "adapter_unknown_tensor",
+        ),
+        (
+            {**tensors(), f"{Q}.lora_magnitude_vector": torch.ones(16)},
+            {},
+            "adapter_unsupported_tensor",
+        ),
+        ({**tensors(), f"{Q}.lora_B.bias": torch.ones(16)}, {}, "adapter_unsupported_tensor"),
+        (
+            {**tensors(), "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)},
+            {},
+            "adapter_unsupported_tensor",
+        ),
+        (
+            {
+                **tensors(),
+                "base_model.model.lm_head.lora_A.weight": torch.ones(4, 12),
+                "base_model.model.lm_head.lora_B.weight": torch.ones(50, 4),
+            },
+            {},
+            "adapter_unsupported_tensor",
+        ),
+        (
+            {key: value for key, value in tensors().items() if key != f"{Q}.lora_B.weight"},
+            {},
+            "adapter_incomplete_module",
+        ),
+        (tensors(rank=3), {}, "adapter_rank_mismatch"),
+        (tensors(), {"rank_pattern": {"v_proj": 2}}, "adapter_rank_mismatch"),
+        ({**tensors(), f"{Q}.lora_A.weight": torch.ones(4, 13)}, {}, "adapter_shape_mismatch"),
+        ({**tensors(), f"{Q}.lora_B.weight": torch.ones(16, 5)}, {}, "adapter_shape_mismatch"),
+        ({**tensors(), f"{Q}.lora_A.weight": torch.ones(48)}, {}, "adapter_shape_mismatch"),
+        (
+            {**tensors(), f"{Q}.lora_A.weight": torch.ones(4, 12).double()},
+            {},
+            "adapter_wrong_dtype",
+        ),
+        (tensors(), {"target_modules": ["v_proj"]}, "adapter_untargeted_module"),
+    ],
+)
+def test_a_wrong_adapter_is_refused_by_name(weights, fields, code):
+    problems = check(weights, **fields)
+    assert code in codes(problems)
+    assert all(problem.name and problem.message for problem in problems)
+
+
+def test_every_problem_is_listed():
+    weights = {**tensors(), f"{Q}.lora_A.weight": torch.ones(4, 13), "x": torch.ones(1)}
+    assert codes(check(weights)) == ["adapter_unknown_tensor", "adapter_shape_mismatch"]
+
+
+def test_size_is_capped():
+    header = peft.parse_header(save(tensors()))
+    problems = peft.validate(parse(), header, SHAPES, max_bytes=100)
+    assert codes(problems) == ["adapter_too_large"]
+
+
+def digest(weights, metadata=None, **fields):
+    data = save(weights, metadata)
+    return peft.digest(parse(**fields), peft.parse_header(data), data)
+
+
+def test_the_digest_is_that_of_what_is_computed():
+    same = digest(tensors())
+    assert len(same) == 64
+    assert same == digest(dict(reversed(tensors().items())), {"format": "pt"})
+    assert same == digest(tensors(), lora_dropout=0.5, base_model_name_or_path="elsewhere")
+    assert digest(tensors(), lora_alpha=16) == digest(tensors(), use_rslora=True)  # both scale 4
+    others = [
+        digest(tensors(seed=1)),
+        digest(tensors(), lora_alpha=12),
+        digest(tensors(), use_rslora=True),
+        digest(tensors(), alpha_pattern={"v_proj": 9}),
+        digest(renamed("layers.1", "layers.0")),
+        digest({key: value.half() for key, value in tensors().items()}),
+    ]
+    assert len({same, *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_found(dtype, value):
+    weights = {"fine": torch.full((9,), torch.finfo(dtype).max, dtype=dtype)}
+    weights["broken"] = torch.zeros(3, 5, dtype=dtype)
+    weights["broken"][2, 4] = value
+    data = save(weights)
+    problems = peft.find_not_finite(peft.parse_header(data), data)
+    assert [(problem.code, problem.name) for problem in problems] == [
+        ("adapter_not_finite", "broken")
+    ]
+
+
+def test_base_shapes_equal_the_live_models(tmp_path):
+    from tests.engine.driver import save_tiny_model
+    from worker.engine.model_loader import load_model
+
+    for model_type in ("llama", "gpt2"):
+        folder = save_tiny_model(tmp_path / model_type, model_type)
+        shapes = peft.base_shapes(folder)
+        live = load_model(folder, "float32", certified=True).lora_shapes
+        assert live.items() <= shapes.items()
+
+
+def test_base_shapes_of_a_sharded_model(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from tests.engine.driver import save_tiny_model
+
+    whole = save_tiny_model(tmp_path / "whole")
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    assert peft.base_shapes(tmp_path / "shards") == peft.base_shapes(whole)

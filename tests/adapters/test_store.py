@@ -1,0 +1,159 @@
+"""From an object store to tensors: fetched once, checked, never half served."""
+
+import shutil
+
+import pytest
+import torch
+
+from tests.adapters.folders import MODULES, SHAPES, tensors, write
+from worker.adapters.loader import load_adapter
+from worker.adapters.source import AdapterSource
+from worker.adapters.store import AdapterStore, open_store
+from worker.protocol import peft
+from worker.protocol.errors import AdapterLoadError
+from worker.protocol.types import AdapterRef
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    return folder
+
+
+def publish(bucket, weights=None, **fields):
+    """Put an adapter into the store under its digest."""
+    digest = write(bucket / "incoming", weights, **fields)
+    target = bucket / "adapters" / digest
+    target.parent.mkdir(exist_ok=True)
+    (bucket / "incoming").rename(target)
+    return digest
+
+
+@pytest.fixture
+def store(bucket, tmp_path):
+    return AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache")
+
+
+def code(error):
+    return error.value.code
+
+
+def test_an_adapter_is_fetched_once(bucket, store):
+    digest = publish(bucket)
+    folder = store.fetch(digest)
+    assert sorted(path.name for path in folder.iterdir()) == [peft.CONFIG_FILE, peft.WEIGHTS_FILE]
+    shutil.rmtree(bucket / "adapters")
+    assert store.fetch(digest) == folder
+
+
+def test_source_and_scale_reach_the_tensors(bucket, store):
+    digest = publish(bucket, use_rslora=True)
+    adapter = AdapterSource(store, SHAPES)(AdapterRef(digest, 4))
+    assert adapter.rank == 4
+    assert tuple(adapter.modules) == MODULES
+    weights = adapter.modules[MODULES[0]]
+    assert torch.equal(weights.A, tensors()[f"base_model.model.{MODULES[0]}.lora_A.weight"])
+    assert weights.scale == 8 / 2
+    assert adapter.nbytes == 4 * (4 * 12 + 16 * 4 + 4 * 12 + 8 * 4)
+
+
+def test_a_missing_adapter_is_unavailable(store, tmp_path):
+    with pytest.raises(AdapterLoadError) as error:
+        store.fetch("0" * 64)
+    assert code(error) == "adapter_unavailable"
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_half_an_upload_is_unavailable_and_may_be_completed(bucket, store):
+    digest = publish(bucket)
+    weights = bucket / "adapters" / digest / peft.WEIGHTS_FILE
+    aside = weights.rename(bucket / "aside")
+    with pytest.raises(AdapterLoadError) as error:
+        store.fetch(digest)
+    assert code(error) == "adapter_unavailable"
+    aside.rename(weights)
+    assert store.fetch(digest).is_dir()
+
+
+@pytest.mark.parametrize("change", ["flip", "truncate", "config"])
+def test_changed_content_is_invalid(bucket, store, change):
+    digest = publish(bucket)
+    folder = bucket / "adapters" / digest
+    weights = folder / peft.WEIGHTS_FILE
+    data = bytearray(weights.read_bytes())
+    if change == "flip":
+        data[-1] ^= 1
+    elif change == "truncate":
+        del data[-1]
+    else:
+        text = (folder / peft.CONFIG_FILE).read_text()
+        (folder / peft.CONFIG_FILE).write_text(text.replace('"lora_alpha": 8', '"lora_alpha": 9'))
+    weights.write_bytes(data)
+    with pytest.raises(AdapterLoadError) as error:
+        store.fetch(digest)
+    assert code(error) == "adapter_invalid"
+
+
+def test_values_that_are_not_finite_are_invalid(bucket, store):
+    weights = tensors()
+    next(iter(weights.values()))[0, 0] = torch.nan
+    with pytest.raises(AdapterLoadError, match="NaN") as error:
+        store.fetch(publish(bucket, weights))
+    assert code(error) == "adapter_invalid"
+
+
+@pytest.mark.parametrize("name", ["", "../../etc", "A" * 64, "0" * 63])
+def test_only_digests_are_names(store, name):
+    with pytest.raises(AdapterLoadError, match="sha256"):
+        store.fetch(name)
+
+
+def test_the_disk_cache_is_bounded(bucket, tmp_path):
+    import os
+
+    digests = [publish(bucket, tensors(seed=seed)) for seed in range(3)]
+    size = sum(file.stat().st_size for file in (bucket / "adapters" / digests[0]).iterdir())
+    store = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache", max_bytes=2 * size)
+    first, second = (store.fetch(digest) for digest in digests[:2])
+    os.utime(first / peft.CONFIG_FILE, (2, 2))
+    os.utime(second / peft.CONFIG_FILE, (1, 1))
+    third = store.fetch(digests[2])
+    assert set((tmp_path / "cache").iterdir()) == {first, third}
+
+
+@pytest.mark.parametrize(
+    ("weights", "fields"),
+    [
+        (None, {"use_dora": True}),
+        (None, {"r": 5}),
+        ({}, {}),
+        (
+            {
+                "base_model.model.other.lora_A.weight": torch.ones(4, 12),
+                "base_model.model.other.lora_B.weight": torch.ones(16, 4),
+            },
+            {"target_modules": ["other"]},
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_never_loaded_in_part(tmp_path, weights, fields):
+    folder = tmp_path / "adapter"
+    if fields.get("use_dora"):
+        write(folder)
+        text = (folder / peft.CONFIG_FILE).read_text().replace("{", '{"use_dora": true, ', 1)
+        (folder / peft.CONFIG_FILE).write_text(text)
+    else:
+        write(folder, weights, **fields)
+    with pytest.raises(AdapterLoadError) as error:
+        load_adapter(folder, SHAPES)
+    assert code(error) == "adapter_invalid"
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    folder = tmp_path / "adapter"
+    write(folder)
+    torch.save(tensors(), folder / peft.WEIGHTS_FILE)
+    with pytest.raises(AdapterLoadError, match="pickle") as error:
+        load_adapter(folder, SHAPES)
+    assert code(error) == "adapter_invalid"
