@@ -1,10 +1,15 @@
 """Whose turn it is: classes, deadlines, and virtual token counters between tenants."""
 
+import asyncio
 from collections import Counter
+from random import Random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from worker.protocol.types import Capacity
+from worker.queue.memory import MemoryQueue, MemoryServer
 from worker.queue.settings import QueueSettings
 
 ONE = Capacity(kv_tokens=10**9, adapter_rank=0, requests=1, running=1)
@@ -169,3 +174,40 @@ async def test_deadlines_cannot_starve_the_others(world, queue, make, answer):
     served = Counter(tenants(await serve(queue, answer, 100)))
     assert served["hasty"] <= 55
     assert served["chat"] >= 40
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(seed=st.integers(0, 2**32), slots=st.integers(1, 12))
+def test_unfairness_between_backlogged_tenants_is_bounded(make, answer, seed, slots):
+    """By the longest input, one request's output, and the output in flight on the whole fleet.
+
+    VTC's own bound is twice the larger of the first and the last; one output comes on top because
+    it is charged when a request is claimed. Input counts when claimed, output when finished.
+    """
+    random = Random(seed)
+    names, longest, most = ("a", "b", "c"), 1_000, 200
+    bound = longest + 2 * most + 2 * slots * most
+    prompts = {name: random.randint(1, longest) for name in names}
+
+    async def run():
+        queue = MemoryQueue(MemoryServer(), "m")
+        lines = [make(name, prompt=prompts[name], max_tokens=most) for name in names * 60]
+        await queue.enqueue(random.sample(lines, len(lines)))
+        held, served = [], dict.fromkeys(names, 0)
+        while set((await queue.counters())["batch"]) == set(names):
+            room = Capacity(10**9, 0, requests=slots - len(held), running=len(held))
+            claimed = await queue.claim("w", room)
+            for lease in claimed:
+                served[lease.request.tenant] += len(lease.request.prompt_ids)
+            held += claimed
+            lease = held.pop(random.randrange(len(held)))
+            completion = random.randint(1, most)
+            await queue.finish(lease, answer(lease, completion))
+            served[lease.request.tenant] += 2 * completion
+            assert max(served.values()) - min(served.values()) <= bound
+
+    asyncio.run(run())

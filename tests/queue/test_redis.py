@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from worker.protocol.codec import encode
+from worker.protocol.messages import Cancelled
 from worker.protocol.types import Capacity
 from worker.queue.base import QueueUnavailable
 from worker.queue.connection import address, connect
@@ -173,6 +175,22 @@ async def test_cancel_notices_survive_a_broken_connection(client, queue, make):
     assert await queue.cancellations(0.01) == []
     await queue.cancel([lease.request.request_id])
     assert await queue.cancellations(20) == [lease.request.request_id]
+
+
+async def test_pending_entries_that_were_deleted_are_passed_over(client):
+    stream = f"{PREFIX}:events"
+    dead, alive = RedisEventStream(client, "org/model"), RedisEventStream(client, "org/model")
+    assert await dead.read("dead", 1, 0) == []
+    ids = [
+        await client.xadd(stream, {"event": encode(Cancelled(request_id=f"r{i}", attempt=1))})
+        for i in range(5)
+    ]
+    held = await dead.read("dead", 10, 0)
+    await client.xdel(stream, *ids[:3])
+    restarted = RedisEventStream(client, "org/model")
+    assert await restarted.read("dead", 2, 0) + await restarted.read("dead", 2, 0) == held[3:]
+    await client.xclaim(stream, "collector", "dead", 0, ids[3:], idle=3_600_000, justid=True)
+    assert await alive.read("alive", 10, 0) == held[3:]
 
 
 async def test_tombstones_and_token_streams_expire(client, queue, make, answer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from worker.protocol.types import REQUEST_CLASSES, Capacity, RequestClass, RequestId, TenantId
@@ -170,19 +170,15 @@ class Choice:
             self._skipped.add((name, tenant))
         return None
 
-    def _closing(self) -> Iterator[Record]:
+    def _closing(self, count: int) -> list[RequestId]:
         """Ready requests below `interactive` whose deadline is near, nearest first."""
-        until = self._now + self._settings.escalation_seconds
-        near = [
-            (record.item.deadline, record.item.id, record)
-            for record in self._model.records.values()
-            if record.state == "ready" and record.item.request_class != "interactive"
-            if record.item.deadline is not None and self._now <= record.item.deadline <= until
-        ]
-        return (record for _, _, record in sorted(near, key=lambda one: one[:2]))
+        deadlines, until = self._model.deadlines, self._now + self._settings.escalation_seconds
+        start = bisect_left(deadlines, (self._now, RequestId("")))
+        return [one for at, one in deadlines[start : start + count] if at <= until]
 
     def _urgent(self) -> Record | None:
-        for _, record in zip(range(self._settings.look_ahead), self._closing(), strict=False):
+        for request_id in self._closing(self._settings.look_ahead):
+            record = self._model.records[request_id]
             if record.item.request_class not in self._blocked and self._fits(record):
                 return record
         return None
@@ -191,7 +187,7 @@ class Choice:
         waits = {name: bool(counters.waiting()) for name, counters in self._model.counters.items()}
         settings = self._settings
         lanes = (
-            ("urgent", settings.escalation_share, any(True for _ in self._closing())),
+            ("urgent", settings.escalation_share, bool(self._closing(1))),
             ("standard", settings.standard_share, waits["standard"] and waits["interactive"]),
             (
                 "batch",

@@ -53,6 +53,7 @@ class ModelState:
     lines: defaultdict[tuple[RequestClass, TenantId], Line] = field(
         default_factory=lambda: defaultdict(list)
     )
+    deadlines: list[tuple[float, RequestId]] = field(default_factory=list)
     counters: dict[RequestClass, TokenCounters] = field(
         default_factory=lambda: {name: TokenCounters() for name in REQUEST_CLASSES}
     )
@@ -78,10 +79,14 @@ class ModelState:
         item = record.item
         self.counters[item.request_class].wait(item.tenant)
         insort(self.lines[item.request_class, item.tenant], _place(record))
+        if item.deadline is not None and item.request_class != "interactive":
+            insort(self.deadlines, (item.deadline, item.id))
         record.state = "ready"
 
     def remove_ready(self, record: Record) -> None:
         item = record.item
+        if item.deadline is not None and item.request_class != "interactive":
+            self.deadlines.remove((item.deadline, item.id))
         line = self.lines[item.request_class, item.tenant]
         line.remove(_place(record))
         if not line:

@@ -91,15 +91,15 @@ class RedisEventStream:
                 raise
 
     async def _read_own(self, consumer: str, count: int, timeout: float) -> Entries:
-        start = self._own.get(consumer, "0")
-        if start == "done":
-            return []
-        reply = await self._client.xreadgroup(
-            self._group, consumer, {self._stream: start}, count=count
-        )
-        entries = _entries(reply)
-        self._own[consumer] = entries[-1][0].decode() if entries else "done"
-        return entries
+        while (start := self._own.get(consumer, "0")) != "done":
+            reply: Any = await self._client.xreadgroup(
+                self._group, consumer, {self._stream: start}, count=count
+            )
+            found = reply[0][1] if reply else []
+            self._own[consumer] = found[-1][0].decode() if found else "done"
+            if entries := _present(found):
+                return entries
+        return []
 
     async def _read_reclaimed(self, consumer: str, count: int, timeout: float) -> Entries:
         idle = self._settings.reclaim_seconds
