@@ -127,6 +127,15 @@ def test_special_tokens_have_no_text() -> None:
     assert "".join(stream(tokenizer, ids)) == "the the"
 
 
+def test_a_special_token_does_not_end_a_run_of_bytes() -> None:
+    """Decoding skips it, so that the bytes around it decode as one run: here, a broken one."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = list(map(tokenizer.token_to_id, ("a", "<0x1C>", "</s>", "<0xD7>", "b")))
+    pieces = stream(tokenizer, ids)
+    assert pieces == ["a", "", "", "", "\ufffd\ufffdb", ""]
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
 def whole(stop: tuple[str, ...], pieces: list[str]) -> tuple[str, bool, list[str]]:
     stops, shown = StopStrings(stop), []
     for piece in pieces:

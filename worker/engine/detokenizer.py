@@ -40,11 +40,12 @@ class Detokenizer:
         self._read = 0
         self._known = ""
         self._length = 0
+        self._byte_run = False
 
     def push(self, token_id: int) -> str:
         """Add one token; returns the text that is certain now."""
         self._ids.append(token_id)
-        if self._is_byte(token_id):
+        if self._in_byte_run(token_id):
             return ""
         text = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
         if text.endswith(REPLACEMENT):
@@ -72,9 +73,14 @@ class Detokenizer:
             self._length += len(new)
         return new
 
-    def _is_byte(self, token_id: int) -> bool:
+    def _in_byte_run(self, token_id: int) -> bool:
+        """Special tokens have no text and so do not end a run."""
         token = self._tokenizer.id_to_token(token_id)
-        return token is not None and len(token) == 6 and token.startswith("<0x")
+        is_byte = token is not None and len(token) == 6 and token.startswith("<0x")
+        self._byte_run = is_byte or (
+            self._byte_run and not self._tokenizer.decode([token_id], skip_special_tokens=True)
+        )
+        return self._byte_run
 
 
 class StopStrings:
