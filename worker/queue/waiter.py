@@ -13,7 +13,8 @@ class EventWaiter:
 
     async def wait(self, timeout: float) -> bool:
         try:
-            await asyncio.wait_for(self.rung.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self.rung.wait()
         except TimeoutError:
-            return False
-        return True
+            pass
+        return self.rung.is_set()
