@@ -18,9 +18,11 @@ from gateway.auth.scope import scope_for_background
 from gateway.batches.freeze import Stopped, freeze
 from gateway.batches.repository import LineRepository, finished_lines
 from gateway.batches.state import check_transition, final_status
+from gateway.batches.sweep import activity
 from gateway.files import service as files
 from gateway.jobs.service import stop_in_queue
 from gateway.jobs.settlement import begin_finalizing, is_finished
+from gateway.kit import heartbeats
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
@@ -47,6 +49,10 @@ async def finalize_batch(context: Context, batch_id: str, grace_ms: int = CANCEL
     async with context.database.write() as session:
         batch = await _locked(session, batch_id)
         prepared = await _prepare(session, batch, grace_ms)
+        if prepared.batch is None:
+            await heartbeats.clear(session, activity(batch_id))
+        else:
+            await heartbeats.touch(session, activity(batch_id))
     for model, ids in prepared.stopped.ids.items():
         await stop_in_queue(context, model, ids)
     if prepared.batch is None:
@@ -127,6 +133,7 @@ async def _write_files(context: Context, batch: Batch) -> None:
             current.output_file_id = output.id if output else None
             current.error_file_id = errors.id if errors else None
             _end(current, now_ms())
+            await heartbeats.clear(session, activity(batch.id))
     for file in (output, errors):
         if file is not None and not won:
             await delete_blob(context.store, file.store_key)

@@ -32,12 +32,14 @@ from gateway.batches.reader import Chunk, read_chunks
 from gateway.batches.repository import BatchRepository, LineRepository
 from gateway.batches.rows import held_row, refused_row
 from gateway.batches.state import check_transition
+from gateway.batches.sweep import activity
 from gateway.billing.service import price_for
 from gateway.control.names import FINALIZE, VALIDATE
 from gateway.errors import ApiError, NotFound
 from gateway.files import service as files
 from gateway.jobs.settlement import begin_finalizing, insert_new, is_finished
 from gateway.jobs.submission import Plan, Target, plan_with, prompts_for, resolve_target
+from gateway.kit import heartbeats
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
@@ -182,6 +184,7 @@ async def _record(
             batch.errors = [*(batch.errors or []), *problems]
         batch.validated_offset, batch.validated_lines = chunk.end, chunk.number
         batch.total += len(chunk.lines)
+        await heartbeats.touch(session, activity(batch.id))
     validation.batch = batch
     return batch.total
 
@@ -228,6 +231,7 @@ async def _conclude(context: Context, batch_id: str) -> bool:
         batch = await _locked(session, batch_id)
         if batch.status != "validating":
             return False
+        await heartbeats.clear(session, activity(batch_id))
         repository = BatchRepository(session, scope_for_background(batch.tenant_id))
         lines = LineRepository(session, batch_id)
         await repository.lock_tenant()
@@ -265,6 +269,7 @@ async def _refuse(context: Context, batch_id: str, problem: Problem) -> None:
     async with context.database.write() as session:
         batch = await _locked(session, batch_id)
         if batch.status == "validating":
+            await heartbeats.clear(session, activity(batch_id))
             await _fail(LineRepository(session, batch_id), batch, problem)
 
 

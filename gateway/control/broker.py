@@ -38,7 +38,7 @@ def make_celery(settings: Settings) -> Celery:
         task_ignore_result=True,
         task_store_errors_even_if_ignored=False,
         task_acks_late=True,
-        task_reject_on_worker_lost=True,
+        task_reject_on_worker_lost=False,
         task_default_queue="control",
         task_create_missing_queues=False,
         task_publish_retry=False,

@@ -1,0 +1,25 @@
+"""Signs of life in SQL: when a named activity last did something."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select, update
+
+from gateway.kit.clock import now_ms
+from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.sql import insert_ignoring
+from gateway.models import Heartbeat
+
+
+async def touch(session: WriteSession, name: str) -> None:
+    now = now_ms()
+    await session.execute(insert_ignoring(session, Heartbeat).values(name=name, at=now))
+    await session.execute(update(Heartbeat).where(Heartbeat.name == name).values(at=now))
+
+
+async def clear(session: WriteSession, name: str) -> None:
+    await session.execute(delete(Heartbeat).where(Heartbeat.name == name))
+
+
+async def last(session: ReadSession | WriteSession, name: str) -> int | None:
+    """Milliseconds since the epoch; None when it never was, or has been cleared."""
+    return await session.scalar(select(Heartbeat.at).where(Heartbeat.name == name))
