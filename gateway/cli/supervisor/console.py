@@ -33,7 +33,7 @@ class Reporter:
 
     def child_ended(self, ended: ChildEnded) -> None:
         self.say(f"[red]{ended.name} {ended.how}[/red]; again in {ended.delay:g} s")
-        for line in ended.tail[-4:]:
+        for line in ended.tail[-2:]:
             self._console.print(f"    {escape(line)}", soft_wrap=True)
 
     def stopping(self) -> None:

@@ -37,6 +37,11 @@ class LogSink:
         for line in lines:
             self._keep(line)
 
+    def begin(self) -> None:
+        """A new process writes: its predecessor's lines are no reason for its end."""
+        self._tail.clear()
+        self._partial = b""
+
     def tail(self) -> list[str]:
         """The last lines, an unfinished one included."""
         rest = [self._partial.decode(errors="replace")] if self._partial else []

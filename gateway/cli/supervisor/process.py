@@ -16,6 +16,8 @@ from gateway.cli.supervisor.backoff import Backoff
 from gateway.cli.supervisor.guard import Guard
 from gateway.cli.supervisor.logs import LogSink
 
+LAST_WORDS_SECONDS = 1.0
+
 _EXEC_BOUND = str(Path(__file__).with_name("exec_bound.py"))
 
 
@@ -58,7 +60,14 @@ class Child:
         self._report = report
         self._stopping = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
+        self._began = 0.0
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since it was last started; 0 while it is not running."""
+        running = self._process is not None and self._process.returncode is None
+        return time.monotonic() - self._began if running else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -93,40 +102,56 @@ class Child:
     async def _keep_running(self) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            began = time.monotonic()
+            self._began = time.monotonic()
             status = await self._run()
             if self._stopping.is_set():
                 return
-            backoff = backoff.after(time.monotonic() - began)
+            backoff = backoff.after(time.monotonic() - self._began)
             tail = tuple(self._sink.tail())
             self._report(ChildEnded(self.spec.name, status, backoff.failures, backoff.delay, tail))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff.delay)
 
     async def _run(self) -> int:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", _EXEC_BOUND, str(os.getpid()), *self.spec.argv),
-            env=dict(self.spec.env),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._sink.begin()
+        reading, writing = os.pipe()
+        try:
+            process = await self._spawn(writing)
+        finally:
+            os.close(writing)
         self._process = process
         self._guard.add(process.pid)
         if self._stopping.is_set():  # stopped while it was being started
             self._signal(signal.SIGTERM)
-        pump = asyncio.create_task(self._pump(process))
+        pump = asyncio.create_task(self._pump(reading))
         status = await process.wait()
         self._guard.discard(process.pid)
-        await pump
+        await asyncio.wait({pump}, timeout=LAST_WORDS_SECONDS)
+        pump.cancel()
         return status
 
-    async def _pump(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while chunk := await process.stdout.read(65_536):
-            self._sink.write(chunk)
+    async def _spawn(self, output: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", _EXEC_BOUND, str(os.getpid()), *self.spec.argv),
+            env=dict(self.spec.env),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    async def _pump(self, reading: int) -> None:
+        """Not asyncio's own pipe: with that, `wait` also waits for grandchildren to close it."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
+        )
+        try:
+            while chunk := await reader.read(65_536):
+                self._sink.write(chunk)
+        finally:
+            transport.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -68,8 +68,14 @@ def _print_summary(plan: UpPlan, found: Bootstrapped, console: Console) -> None:
         "workers": str(plan.workers),
         "data": str(plan.data),
         "logs": str(plan.data / "logs"),
-        "admin key": found.new_admin_key or "as before (shown once, when it was made)",
+        "admin key": _admin_key(plan, found),
     }
     console.print("[bold green]Batten is ready[/bold green]")
     for name, value in rows.items():
         console.print(f"  {name:<10} {escape(value)}", soft_wrap=True, highlight=False)
+
+
+def _admin_key(plan: UpPlan, found: Bootstrapped) -> str:
+    if found.new_admin_key is not None:
+        return f"{found.new_admin_key} (shown only now)"
+    return "BATTEN_ADMIN_KEY" if plan.admin_key is not None else "as shown at the first start"

@@ -17,6 +17,7 @@ from gateway.cli.supervisor.plan import UpPlan, redis_child, service_children, w
 from gateway.cli.supervisor.process import Child, ChildEnded, ChildSpec
 
 FAILURES_BEFORE_READY = 3
+SETTLED_SECONDS = 2.0
 
 
 class Supervisor:
@@ -60,6 +61,11 @@ class Supervisor:
         await readiness.api_answers(f"http://{_reachable(self._plan.host)}:{self._plan.port}")
         self._reporter.api_ready(self._plan)
         await readiness.workers_announced(self._plan.redis_url, worker_labels(self._plan))
+        await readiness.poll(self._settled)
+
+    async def _settled(self) -> bool:
+        """No child is between two tries to start."""
+        return all(child.uptime >= SETTLED_SECONDS for child in self._services)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """True when the work was done, False when a stop came first."""

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.root import COMMANDS, root
+
+
+@pytest.fixture(scope="module")
+def one_tenant(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a database that knows the tenant acme."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('one') / 'batten.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DATABASE_URL", url)
+        for args in (["migrate"], ["tenant", "create", "acme"]):
+            result = CliRunner().invoke(root, args)
+            assert result.exit_code == 0, result.output
+    return url
+
+
+def lines(text: str) -> list[str]:
+    return text.strip().splitlines()
+
+
+def test_help_names_every_command(batten) -> None:
+    done = batten("--help")
+    assert done.returncode == 0
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"worker"}))
+def test_each_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(root, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("Usage: root " + name)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """So it is instant: what takes time is imported by the command that needs it."""
+    script = (
+        "import sys; from gateway.cli.edge import run; run(['--help']);"
+        "heavy = {'pydantic', 'sqlalchemy', 'fastapi', 'celery', 'redis', 'httpx', 'torch'};"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_worker_passes_everything_on(batten) -> None:
+    done = batten("worker", "--help")
+    assert done.returncode == 0
+    assert "python -m worker" in done.stdout
+
+
+def test_tenants_and_keys_are_made_on_the_servers_host(batten) -> None:
+    assert batten("migrate").returncode == 0
+    tenant_id = batten("tenant", "create", "acme", "--weight", "2").stdout.strip()
+    assert tenant_id.startswith("tenant_")
+    listed = batten("tenant", "list").stdout
+    assert tenant_id in listed
+    assert "acme" in listed
+    secret = batten("key", "create", "acme").stdout.strip()
+    assert secret.startswith("bt_")
+    assert batten("key", "create", "--admin").stdout.strip() != secret
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "says"),
+    [
+        (["tenant", "create", "acme"], 1, "a tenant named 'acme' exists"),
+        (["key", "create", "nobody"], 1, "no such tenant: 'nobody'"),
+        (["key", "revoke", "key_0"], 1, "no such key: 'key_0'"),
+        (["key", "create"], 2, "either tenant or --admin"),
+        (["nonsense"], 2, "no such command 'nonsense'"),
+    ],
+)
+def test_errors_are_one_line(
+    batten, one_tenant: str, args: list[str], status: int, says: str
+) -> None:
+    done = batten(*args, DATABASE_URL=one_tenant)
+    assert done.returncode == status
+    assert says in lines(done.stderr)[-1].lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_database_without_tables_says_what_to_do(batten, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    done = batten("tenant", "list")
+    assert done.returncode == 1
+    assert "run `batten migrate`" in done.stderr
+
+
+def test_a_database_that_cannot_be_reached(batten) -> None:
+    done = batten("tenant", "list", DATABASE_URL="postgresql://postgres@127.0.0.1:1/none")
+    assert done.returncode == 1
+    assert lines(done.stderr)[-1].startswith("Error: the database cannot be used: ")
+
+
+@pytest.mark.parametrize("name", ["api", "collector", "control"])
+def test_a_process_on_its_own_needs_redis(batten, name: str) -> None:
+    done = batten(name)
+    assert done.returncode == 1
+    assert lines(done.stderr)[-1].startswith("Error: REDIS_URL is not set")
+
+
+def test_config_shows_settings_and_no_secret(batten) -> None:
+    done = batten(
+        "config",
+        "--env",
+        BATTEN_ADMIN_KEY="secret-one",
+        REDIS_URL="redis://user:secret-two@cache:6379/0",
+        DATABASE_URL="postgresql://batten:secret-three@db/batten",
+        BATTEN_PORT="9000",
+    )
+    assert done.returncode == 0
+    shown = dict(line.split("=", 1) for line in lines(done.stdout))
+    assert "secret-" not in done.stdout
+    assert shown["REDIS_URL"] == "redis://user:********@cache:6379/0"
+    assert shown["BATTEN_PORT"] == "9000"
+    assert shown["BATTEN_BATCH_LINES"] == "50000"
+
+
+def test_a_wrong_setting_is_named(batten) -> None:
+    done = batten("config", BATTEN_PORT="many", BATTEN_QUEUE_WINDOW="0")
+    assert done.returncode == 1
+    (line,) = lines(done.stderr)
+    assert "BATTEN_PORT: " in line
+    assert "BATTEN_QUEUE_WINDOW: " in line
