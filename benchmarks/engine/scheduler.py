@@ -2,8 +2,9 @@
 
     python benchmarks/engine/scheduler.py [--running 256] [--waiting 1000] [--adapters 40]
 
-Prints the median and the 99th percentile, in milliseconds, of steps in which every running
-sequence decodes and the rest waits, split into `schedule` and everything else.
+Prints the median and the 99th percentile, in milliseconds of processor time, of steps in which
+every running sequence decodes and the rest waits: the call of `schedule`, and all of the step
+but the runner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import gc
 import random
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 from worker.engine.config import SchedulerConfig
 from worker.engine.engine import Engine
@@ -26,11 +29,11 @@ class NoText:
     def decode(self, ids: object, skip_special_tokens: bool = True) -> str:
         return ""
 
-    def id_to_token(self, id: int) -> str | None:
+    def token_to_id(self, token: str) -> int | None:
         return None
 
 
-def build(running: int, waiting: int, adapters: int, stream: bool) -> Engine:
+def build(running: int, waiting: int, adapters: int, stream: bool) -> tuple[Engine, NullRunner]:
     config = SchedulerConfig(
         num_blocks=running * 96, max_sequences=running, adapter_rank=8 * max(1, adapters // 2)
     )
@@ -43,20 +46,30 @@ def build(running: int, waiting: int, adapters: int, stream: bool) -> Engine:
         sampling = SamplingParams(max_tokens=512)
         request_id = RequestId(str(number))
         engine.add(request_id, prompt, sampling, adapter=adapter, stream=stream)
-    return engine
+    return engine, runner
 
 
-def measure(engine: Engine, running: int, steps: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of whole steps, and of their `schedule` call."""
-    schedule, inner = engine.scheduler.schedule, []
+class Stopwatch:
+    """Times calls of a function, in milliseconds of processor time."""
 
-    def timed() -> object:
-        begin = time.perf_counter()
-        batch = schedule()
-        inner.append((time.perf_counter() - begin) * 1000)
-        return batch
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.samples: list[float] = []
 
-    engine.scheduler.schedule = timed  # type: ignore[method-assign,assignment]
+    def __call__(self, *arguments: Any) -> Any:
+        begin = time.thread_time()
+        result = self.function(*arguments)
+        self.samples.append((time.thread_time() - begin) * 1000)
+        return result
+
+
+def measure(
+    engine: Engine, runner: NullRunner, running: int, steps: int
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of `schedule`, and of whole steps without the runner."""
+    schedule = engine.scheduler.schedule = Stopwatch(engine.scheduler.schedule)
+    execute = runner.execute = Stopwatch(runner.execute)
+    step = Stopwatch(engine.step)
     for _ in range(1000):
         engine.step()
         stats = engine.stats()
@@ -64,13 +77,12 @@ def measure(engine: Engine, running: int, steps: int) -> tuple[list[float], list
             break
     else:
         raise SystemExit("the engine never came to decode with all places taken")
-    inner.clear()
-    outer = []
+    schedule.samples.clear()
+    execute.samples.clear()
     for _ in range(steps):
-        begin = time.perf_counter()
-        engine.step()
-        outer.append((time.perf_counter() - begin) * 1000)
-    return outer, inner
+        step()
+    rest = zip(step.samples, execute.samples, strict=True)
+    return schedule.samples, [whole - runner_part for whole, runner_part in rest]
 
 
 def report(name: str, samples: list[float]) -> None:
@@ -86,12 +98,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     for stream in (False, True):
-        engine = build(options.running, options.waiting, options.adapters, stream)
+        engine, runner = build(options.running, options.waiting, options.adapters, stream)
         gc.collect()
-        outer, inner = measure(engine, options.running, options.steps)
+        schedule, whole = measure(engine, runner, options.running, options.steps)
         label = "streamed" if stream else "not streamed"
-        report(f"schedule ({label})", inner)
-        report(f"step with null runner ({label})"[:28], outer)
+        report(f"schedule, {label}", schedule)
+        report(f"whole step, {label}", whole)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ class Letters:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("A") + token) for token in ids)
 
-    def id_to_token(self, id: int) -> str | None:
-        return chr(ord("A") + id)
+    def token_to_id(self, token: str) -> int | None:
+        return ord(token) - ord("A") if len(token) == 1 else None
 
 
 class Clock:

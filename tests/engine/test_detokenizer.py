@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from worker.engine.detokenizer import ChoiceText, Detokenizer, StopStrings
+from worker.engine.detokenizer import ChoiceText, Detokenizer, StopStrings, byte_tokens
 
 SMOLLM2 = Path(__file__).parents[2] / ".cache/smollm2-135m-instruct/tokenizer.json"
 
@@ -64,7 +64,7 @@ each_tokenizer = pytest.mark.parametrize("name", list(TOKENIZERS))
 
 
 def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, byte_tokens(tokenizer))
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
@@ -175,7 +175,7 @@ def test_deferred_text_equals_streamed_text() -> None:
     ids = tokenizer.encode(TEXTS[3]).ids
     texts = []
     for streamed in (True, False):
-        choice = ChoiceText(tokenizer, (), streamed=streamed)
+        choice = ChoiceText(Detokenizer(tokenizer, frozenset()), (), streamed=streamed)
         for token_id in ids:
             choice.push(token_id)
         choice.finish()
@@ -185,7 +185,7 @@ def test_deferred_text_equals_streamed_text() -> None:
 
 def test_the_last_bytes_may_complete_a_stop_string() -> None:
     tokenizer = TOKENIZERS["byte-level"]
-    choice = ChoiceText(tokenizer, ("\ufffd",), streamed=True)
+    choice = ChoiceText(Detokenizer(tokenizer, frozenset()), ("\ufffd",), streamed=True)
     for token_id in tokenizer.encode("a🙂").ids[:-1]:
         choice.push(token_id)
     assert choice.finish() == ("", True)

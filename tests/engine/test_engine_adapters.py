@@ -174,6 +174,20 @@ def test_a_drain_gives_up_on_rows_that_do_not_come_free() -> None:
     assert set(harness.run(most=400)) == {"small", "other", "large"}
 
 
+def test_adapters_load_while_all_places_are_taken() -> None:
+    harness = harness_with(32, delay=3, max_sequences=1)
+    harness.add("runs", [1], max_tokens=10)
+    for name in "ab":
+        harness.add(name, [1], max_tokens=2, adapter=adapter(name))
+    for _ in range(6):
+        harness.step()
+    assert harness.running() == ["runs"]
+    assert set(harness.residency.loaded) == {"a", "b"}
+    steps = harness.engine.stats().counters.steps
+    harness.run()
+    assert harness.engine.stats().counters.steps - steps == 4 + 2 + 2, "nobody waited for a load"
+
+
 def test_a_failure_reaches_whoever_asks_first_and_the_next_one_too() -> None:
     gate = AdapterGate(ShadowResidency(8, broken={"bad": "adapter_invalid"}), drain_after=3)
     for step in range(2):

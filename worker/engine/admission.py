@@ -82,6 +82,7 @@ class Admission:
             for sequence in self.queue.parked(adapter):
                 self._fail(sequence, error)
         self._formation.begin_step(running, len(self.queue))
+        self._load_ahead()
 
     def next(self, outstanding: int, alone: bool) -> Sequence | None:
         """The next sequence that starts now, its cached prefix attached and its adapter pinned.
@@ -116,6 +117,13 @@ class Admission:
             self.queue.unpark(key)
         if sequence.adapter is not None:
             self.gate.unpin(sequence.adapter)
+
+    def _load_ahead(self) -> None:
+        """Begin to load for the next in line, though there may be no place for it yet."""
+        sequence = self.queue.head()
+        while sequence is not None and not self._adapter_ready(sequence) and self._tries < TRIED:
+            self._tries += 1
+            sequence = self.queue.head()
 
     def _adapter_ready(self, sequence: Sequence) -> bool:
         adapter = sequence.adapter

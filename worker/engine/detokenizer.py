@@ -16,7 +16,13 @@ class TextDecoder(Protocol):
 
     def decode(self, ids: Tokens[int], skip_special_tokens: bool = True) -> str: ...
 
-    def id_to_token(self, id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+def byte_tokens(tokenizer: TextDecoder) -> frozenset[int]:
+    """Ids of the tokens `<0x00>` ... `<0xFF>` of vocabularies with byte fallback."""
+    ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 class Detokenizer:
@@ -33,8 +39,9 @@ class Detokenizer:
     (`<0x..>`) decodes anew as a whole. `finish` decodes everything once and is exact.
     """
 
-    def __init__(self, tokenizer: TextDecoder) -> None:
+    def __init__(self, tokenizer: TextDecoder, byte_tokens: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._byte_tokens = byte_tokens
         self._ids: list[int] = []
         self._start = 0
         self._read = 0
@@ -45,7 +52,12 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Add one token; returns the text that is certain now."""
         self._ids.append(token_id)
-        if self._in_byte_run(token_id):
+        if token_id in self._byte_tokens:
+            self._byte_run = True
+        elif self._byte_run:
+            # A special token has no text and does not end a run.
+            self._byte_run = not self._tokenizer.decode([token_id], skip_special_tokens=True)
+        if self._byte_run:
             return ""
         text = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
         if text.endswith(REPLACEMENT):
@@ -72,15 +84,6 @@ class Detokenizer:
             self._known += new
             self._length += len(new)
         return new
-
-    def _in_byte_run(self, token_id: int) -> bool:
-        """Special tokens have no text and so do not end a run."""
-        token = self._tokenizer.id_to_token(token_id)
-        is_byte = token is not None and len(token) == 6 and token.startswith("<0x")
-        self._byte_run = is_byte or (
-            self._byte_run and not self._tokenizer.decode([token_id], skip_special_tokens=True)
-        )
-        return self._byte_run
 
 
 class StopStrings:
@@ -113,8 +116,8 @@ class StopStrings:
 class ChoiceText:
     """What one choice says so far. Without stop strings or a reader it is decoded at its end."""
 
-    def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...], *, streamed: bool) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...], *, streamed: bool) -> None:
+        self._detokenizer = detokenizer
         self._stop = StopStrings(stop)
         self._eager = streamed or bool(stop)
         self._parts: list[str] = []

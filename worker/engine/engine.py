@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from worker.engine.active_request import ActiveRequest
 from worker.engine.batch import AdapterResidency, Runner, SampledToken, ScheduledBatch
 from worker.engine.config import SchedulerConfig
-from worker.engine.detokenizer import ChoiceText, TextDecoder
+from worker.engine.detokenizer import ChoiceText, Detokenizer, TextDecoder, byte_tokens
 from worker.engine.errors import CapacityExceeded, ContextLengthExceeded, InvalidRequest
 from worker.engine.metrics import EngineCounters, EngineStats
 from worker.engine.outputs import (
@@ -60,6 +60,7 @@ class Engine:
         self._runner = runner
         self._adapters = adapters
         self._tokenizer = tokenizer
+        self._byte_tokens = byte_tokens(tokenizer)
         self._eos = eos_token_ids
         self._requests: dict[RequestId, ActiveRequest] = {}
         self._outputs: list[EngineOutput] = []
@@ -107,7 +108,10 @@ class Engine:
             for choice in range(sampling.n)
         )
         texts = tuple(
-            ChoiceText(self._tokenizer, sampling.stop, streamed=stream) for _ in sequences
+            ChoiceText(
+                Detokenizer(self._tokenizer, self._byte_tokens), sampling.stop, streamed=stream
+            )
+            for _ in sequences
         )
         self._arrivals += 1
         self._requests[request_id] = ActiveRequest(request_id, sequences, texts, stream)

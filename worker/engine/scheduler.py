@@ -141,10 +141,14 @@ class Scheduler:
         if len(decoding) > plan.budget:
             turn = self._step % len(decoding)
             decoding = decoding[turn:] + decoding[:turn]
+        size = self.config.block_size
         for sequence in decoding:
             if plan.budget < 1:
                 return
-            self._give(sequence, 1, plan)
+            if sequence.num_computed < len(sequence.block_table) * size:
+                plan.give(sequence, 1)
+            else:
+                self._give(sequence, 1, plan)
 
     def _prefill(self, prefilling: list[Sequence], plan: StepPlan) -> None:
         for sequence in prefilling:
