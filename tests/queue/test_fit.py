@@ -160,6 +160,27 @@ async def test_what_can_never_fit_a_worker_holds_up_nobody(world, make):
     assert await claim(queue, room(), "bigger") == [huge, wide]
 
 
+async def test_a_worker_drained_for_nothing_goes_on(world, make):
+    queue = world.queue(QueueSettings(pass_over_limit=1))
+    await queue.enqueue([make(prompt=5_000), *(make() for _ in range(4))])
+    busy = room(kv_tokens=300, requests=1, running=1)
+    assert len(await claim(queue, busy)) == 1
+    assert await claim(queue, busy) == []
+    assert len(await claim(queue, room(kv_tokens=1_000, requests=1))) == 1
+    assert len(await claim(queue, busy)) == 1
+
+
+async def test_a_worker_that_has_shrunk_is_not_kept_empty(world, make):
+    queue = world.queue(QueueSettings(pass_over_limit=1))
+    await queue.claim("w", room(kv_tokens=1_000))
+    await queue.enqueue([make(prompt=900), *(make() for _ in range(4))])
+    busy = room(kv_tokens=300, requests=1, running=1)
+    assert len(await claim(queue, busy)) == 1
+    assert await claim(queue, busy) == []
+    assert len(await claim(queue, room(kv_tokens=800, requests=1))) == 1
+    assert len(await claim(queue, busy)) == 1
+
+
 async def test_an_idle_worker_begins_what_was_predicted_to_need_more(queue, make):
     request = make(prompt=100, max_tokens=1_000)
     await queue.enqueue([request])

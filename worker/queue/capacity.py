@@ -1,4 +1,4 @@
-"""What a worker can take at most, learned from what it says it can take now."""
+"""What a worker can take at most, learned from what it says while it is idle."""
 
 from __future__ import annotations
 
@@ -20,27 +20,24 @@ class Most:
 
 
 class WorkerCapacities:
-    """The most that each worker ever announced; unbounded until it was seen idle.
+    """What each worker could take when it was last idle; unbounded until it was seen idle.
 
-    A request beyond it can never run there, so the worker is not kept empty for it.
+    A request beyond it cannot run there however long the worker is kept empty for it.
     """
 
     def __init__(self) -> None:
-        self._most: dict[str, Most] = {}
+        self._idle: dict[str, Most] = {}
 
     def observe(self, worker: str, capacity: Capacity) -> Most:
         """Raises CapacityInvalid."""
         _check(worker, capacity)
-        known = self._most.get(worker)
-        if known is None and capacity.running > 0:
-            return Most(_UNKNOWN, _UNKNOWN)
-        known = known or Most(0, 0)
-        most = Most(
-            max(known.kv_tokens, capacity.kv_tokens),
-            max(known.adapter_rank, capacity.adapter_rank),
+        if capacity.running == 0:
+            self._idle[worker] = Most(capacity.kv_tokens, capacity.adapter_rank)
+        idle = self._idle.get(worker, Most(_UNKNOWN, _UNKNOWN))
+        return Most(
+            max(idle.kv_tokens, capacity.kv_tokens),
+            max(idle.adapter_rank, capacity.adapter_rank),
         )
-        self._most[worker] = most
-        return most
 
 
 def _check(worker: str, capacity: Capacity) -> None:

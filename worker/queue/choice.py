@@ -55,13 +55,16 @@ class Choice:
 
     def reserved(self) -> Record | None:
         """The request this worker was emptied for; its class waits while it does not fit."""
-        record = self._model.records.get(self._model.reserved.get(self._worker, RequestId("")))
-        if record is None or record.state != "ready" or record.holder != self._worker:
-            self._model.reserved.pop(self._worker, None)
-            return None
-        if self._fits(record):
-            return record
-        self._reserve(record)
+        request_id = self._model.reserved.get(self._worker, RequestId(""))
+        record = self._model.records.get(request_id)
+        if record and record.state == "ready" and record.holder == self._worker:
+            if self._fits(record):
+                return record
+            if self._fits_when_idle(record):
+                self._reserve(record)
+                return None
+            record.holder, record.held_until = "", 0.0
+        self._model.reserved.pop(self._worker, None)
         return None
 
     def pick(self) -> tuple[Record | None, str]:

@@ -51,13 +51,17 @@ local function reserved()
     return nil
   end
   local item = look_up(id)
-  if not item or item.state ~= 'ready' or item.holder ~= ask.worker then
-    redis.call('HDEL', key('reserved'), ask.worker)
-  elseif fits(item) then
+  local waits = item and item.state == 'ready' and item.holder == ask.worker
+  if waits and fits(item) then
     return item
-  else
+  elseif waits and fits_when_idle(item) then
     reserve(item)
+    return nil
+  elseif waits then
+    redis.call('HDEL', key('item', id), 'holder', 'held_until')
+    items[id] = nil
   end
+  redis.call('HDEL', key('reserved'), ask.worker)
   return nil
 end
 
