@@ -1,0 +1,200 @@
+"""Synchronous calls through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from sqlalchemy import func, select
+
+from gateway.models import Request, UsageRecord
+from worker.protocol.messages import Finished
+from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
+from worker.queue.base import Lease, WorkerInfo
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+ROOMY = WorkerLimits(context_tokens=1024, kv_tokens=100_000, adapter_rank=64)
+
+
+@pytest.fixture
+async def worker(deployment: Any) -> None:
+    free = Capacity(kv_tokens=1, adapter_rank=1, requests=1)
+    await deployment.context.queues.directory.announce(WorkerInfo("w", "tiny", ROOMY, free))
+
+
+async def claim_one(deployment: Any) -> Lease:
+    async with asyncio.timeout(10):
+        while not (leases := await deployment.claim()):  # noqa: ASYNC110  enqueued by the call
+            await asyncio.sleep(0)
+    lease: Lease = leases[0]
+    return lease
+
+
+@asynccontextmanager
+async def answered_by(deployment: Any, text: str = "hello") -> AsyncIterator[None]:
+    async def answer() -> None:
+        lease = await claim_one(deployment)
+        await deployment.answer(lease, text)
+        await deployment.collect()
+
+    task = asyncio.create_task(answer())
+    yield
+    await task
+
+
+async def test_a_chat_completion_is_answered_and_billed(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None
+) -> None:
+    async with answered_by(deployment):
+        answer = await openai_client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=9
+        )
+    assert answer.choices[0].message.content == "hello"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.object == "chat.completion"
+    assert answer.system_fingerprint is not None
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 20 + 5
+    async with deployment.context.database.read() as session:
+        [row] = await session.scalars(select(Request))
+        assert (row.kind, row.request_class) == ("call", "interactive")
+        assert await session.scalar(select(func.count()).select_from(UsageRecord)) == 1
+
+
+async def test_a_text_completion_takes_text_or_token_ids(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None
+) -> None:
+    for prompt in ("Hi", list(deployment.prompts.encode("Hi")), ["Hi"]):
+        async with answered_by(deployment, " there"):
+            answer = await openai_client.completions.create(model="tiny", prompt=prompt)
+        assert answer.choices[0].text == " there"
+        assert answer.object == "text_completion"
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == 2
+
+
+async def test_log_probabilities_name_tokens_and_their_bytes(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None
+) -> None:
+    async def answer() -> None:
+        lease = await claim_one(deployment)
+        assert lease.request.sampling.logprobs == 2
+        first, second = deployment.prompts.encode("é")
+        logprobs = (
+            TokenLogprob(first, -0.5, ((first, -0.5), (second, float("-inf")))),
+            TokenLogprob(second, -0.25, ()),
+        )
+        choice = Choice(0, "é", (first, second), "length", logprobs)
+        request = lease.request
+        event = Finished(request.request_id, 1, (choice,), TokenUsage(20, 0, 2), "w")
+        await deployment.queue.finish(lease, event)
+        await deployment.collect()
+
+    task = asyncio.create_task(answer())
+    completion = await openai_client.chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
+    await task
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    content = logprobs.content or []
+    assert bytes([byte for each in content for byte in each.bytes or []]).decode() == "é"
+    assert [each.logprob for each in content] == [-0.5, -0.25]
+    assert [each.logprob for each in content[0].top_logprobs] == [-0.5, -9999.0]
+
+
+async def test_without_a_live_worker_it_is_503(openai_client: AsyncOpenAI, deployment: Any) -> None:
+    with pytest.raises(openai.InternalServerError) as caught:
+        await openai_client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "5"
+
+
+async def test_a_failure_of_the_engine_has_its_status(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None
+) -> None:
+    async def fail() -> None:
+        lease = await claim_one(deployment)
+        await deployment.fail(lease, "adapter_invalid")
+        await deployment.collect()
+
+    task = asyncio.create_task(fail())
+    with pytest.raises(openai.BadRequestError) as caught:
+        await openai_client.chat.completions.create(model="tiny", messages=MESSAGES)
+    await task
+    assert caught.value.code == "adapter_invalid"
+
+
+async def test_too_long_a_call_is_given_up(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(deployment.context.settings.__dict__, "sync_seconds", 0.05)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await openai_client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert caught.value.code == "request_timeout"
+    assert await deployment.claim() == []
+
+
+async def test_a_client_that_disconnects_cancels(
+    app: Any, tenant: Any, deployment: Any, worker: None
+) -> None:
+    body = b'{"model":"tiny","messages":[{"role":"user","content":"Hi"}]}'
+    headers = [
+        (b"authorization", f"Bearer {tenant.secret}".encode()),
+        (b"content-type", b"application/json"),
+    ]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("gateway.test", 80),
+    }
+    gone = asyncio.Event()
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if (message := next(messages, None)) is not None:
+            return message
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    call = asyncio.create_task(app(scope, receive, send))
+    lease = await claim_one(deployment)
+    gone.set()
+    await call
+    assert sent == []
+    assert (await deployment.queue.renew("worker-1", [lease])).cancelled == (
+        lease.request.request_id,
+    )
+    async with deployment.context.database.read() as session:
+        [row] = await session.scalars(select(Request))
+    assert row.state == "cancelled"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_streaming_is_refused_by_name(
+    client: httpx.AsyncClient, deployment: Any, worker: None, path: str
+) -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi", "stream": True}
+    body.pop("prompt" if "chat" in path else "messages")
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    assert answer.json()["error"]["param"] == "stream"
