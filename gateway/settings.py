@@ -16,7 +16,11 @@ DEFAULT_DATA = Path("~/.local/share/batten").expanduser()
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="BATTEN_", frozen=True, populate_by_name=True, extra="ignore"
+        env_prefix="BATTEN_",
+        env_ignore_empty=True,
+        frozen=True,
+        populate_by_name=True,
+        extra="ignore",
     )
 
     data: Path = Field(DEFAULT_DATA, description="Data directory of embedded servers and files")
