@@ -1,0 +1,129 @@
+"""The audit's questions, each one statement, so that each sees one moment of a running system."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, or_, select
+
+from gateway.kit.database import ReadSession
+from gateway.models import Batch, File, Price, Request, Result, UsageRecord
+
+_ENDED = ("completed", "expired", "cancelled")
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTokens:
+    batch_id: str
+    counted: Tokens
+    metered: Tokens
+    completed: int
+    metered_requests: int
+
+
+class AuditRepository:
+    """Reads across tenants: for operators alone."""
+
+    def __init__(self, session: ReadSession) -> None:
+        self._session = session
+
+    async def unmetered(self) -> Sequence[str]:
+        """Completed requests without a usage row."""
+        rows = (
+            select(Request.id)
+            .outerjoin(UsageRecord, UsageRecord.request_id == Request.id)
+            .where(Request.state == "completed", UsageRecord.id.is_(None))
+            .order_by(Request.id)
+        )
+        return (await self._session.scalars(rows)).all()
+
+    async def wrongly_metered(self) -> Sequence[tuple[str, str]]:
+        """Usage rows of requests that did not complete, or are another tenant's or batch's."""
+        rows = (
+            select(UsageRecord.id, Request.state)
+            .join(Request, Request.id == UsageRecord.request_id)
+            .where(
+                or_(
+                    Request.state != "completed",
+                    Request.tenant_id != UsageRecord.tenant_id,
+                    func.coalesce(Request.batch_id, "") != func.coalesce(UsageRecord.batch_id, ""),
+                    Request.price_id != UsageRecord.price_id,
+                )
+            )
+            .order_by(UsageRecord.id)
+        )
+        return [(row[0], row[1]) for row in await self._session.execute(rows)]
+
+    async def metered(self) -> AsyncIterator[tuple[UsageRecord, Price, dict[str, Any] | None]]:
+        """Every usage row of a request, with its price and the body that was answered."""
+        after = ""
+        while True:
+            rows = (
+                select(UsageRecord, Price, Result.body)
+                .join(Price, Price.id == UsageRecord.price_id)
+                .outerjoin(Result, Result.request_id == UsageRecord.request_id)
+                .where(UsageRecord.request_id.is_not(None), UsageRecord.id > after)
+                .order_by(UsageRecord.id)
+                .limit(_CHUNK)
+            )
+            found = (await self._session.execute(rows)).all()
+            for record, price, body in found:
+                yield record, price, body
+            if len(found) < _CHUNK:
+                return
+            after = found[-1][0].id
+            self._session.expunge_all()
+
+    async def batches(self) -> Sequence[BatchTokens]:
+        """What every batch counted, and the sum of its usage rows."""
+        metered = (
+            select(
+                UsageRecord.batch_id,
+                func.sum(UsageRecord.prompt_tokens).label("prompt"),
+                func.sum(UsageRecord.cached_tokens).label("cached"),
+                func.sum(UsageRecord.completion_tokens).label("completion"),
+                func.count().label("requests"),
+            )
+            .where(UsageRecord.request_id.is_not(None), UsageRecord.batch_id.is_not(None))
+            .group_by(UsageRecord.batch_id)
+            .subquery()
+        )
+        sums = (metered.c.prompt, metered.c.cached, metered.c.completion, metered.c.requests)
+        rows = select(Batch, *sums).outerjoin(metered, metered.c.batch_id == Batch.id)
+        return [
+            BatchTokens(
+                batch.id,
+                Tokens(batch.prompt_tokens, batch.cached_tokens, batch.completion_tokens),
+                Tokens(*(int(value or 0) for value in row[:3])),
+                batch.completed,
+                int(row[3] or 0),
+            )
+            for batch, *row in await self._session.execute(rows.order_by(Batch.id))
+        ]
+
+    async def outputs(self) -> Sequence[tuple[Batch, File | None]]:
+        """Ended batches with their output, unless its blob is gone."""
+        rows = (
+            select(Batch, File)
+            .outerjoin(File, File.id == Batch.output_file_id)
+            .where(Batch.status.in_(_ENDED), File.purged_at.is_(None))
+            .order_by(Batch.id)
+        )
+        return [(row[0], row[1]) for row in await self._session.execute(rows)]
