@@ -96,9 +96,12 @@ async def measure(url: str) -> None:
         queue = RedisQueue(client, MODEL)
         await fill(queue, queued)
         for name, room in (("8 taken", EIGHT), ("none fits", NOTHING_FITS)):
+            await client.config_resetstat()
             cuts = statistics.quantiles(await claim_latency(queue, room, 300), n=100)
+            scripts = (await client.info("commandstats"))["cmdstat_evalsha"]
             print(
-                f"claim, {queued:>7,} queued, {name:9}: p50 {cuts[49]:.2f} ms, p99 {cuts[98]:.2f} ms"
+                f"claim, {queued:>7,} queued, {name:9}: p50 {cuts[49]:.2f} ms, "
+                f"p99 {cuts[98]:.2f} ms; {scripts['usec_per_call']:.0f} us a script on the server"
             )
     await client.flushall()
     queue = RedisQueue(client, MODEL, QueueSettings(stream_limit=10**6))
