@@ -33,14 +33,14 @@ def start_process(settings: Settings) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.")
 def api(host: str | None, port: int | None) -> None:
     """Run the HTTP API (FastAPI on uvicorn)."""
+    settings = load_settings(host=host, port=port)
+    start_process(settings)
     import uvicorn
 
     from gateway.app import create_app
     from gateway.cli.ports import listen
     from gateway.control.broker import celery_tasks
 
-    settings = load_settings(host=host, port=port)
-    start_process(settings)
     listener = listen(settings.host, settings.port)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -60,20 +60,20 @@ def api(host: str | None, port: int | None) -> None:
 @click.command
 def collector() -> None:
     """Run the collector (events into SQL) and the dispatcher (SQL into Redis)."""
-    from gateway.collector.run import run_collector
-
     settings = load_settings()
     start_process(settings)
+    from gateway.collector.run import run_collector
+
     asyncio.run(run_collector(settings))
 
 
 @click.command
 def control() -> None:
     """Run the control tasks: a Celery worker with its own beat."""
-    from gateway.control.run import run_control
-
     settings = load_settings()
     start_process(settings)
+    from gateway.control.run import run_control
+
     run_control(settings)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from gateway.cli.ports import check_free
 from gateway.cli.supervisor import redis_server
-from gateway.cli.supervisor.bootstrap import Bootstrapped, bootstrap
 from gateway.cli.supervisor.console import Reporter
 from gateway.cli.supervisor.data_lock import locked
 from gateway.cli.supervisor.plan import UpPlan
-from gateway.cli.supervisor.supervisor import Supervisor
 from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.cli.supervisor.bootstrap import Bootstrapped
 
 
 def run_up(settings: Settings, *, workers: int, follow: bool, console: Console) -> None:
@@ -24,6 +26,8 @@ def run_up(settings: Settings, *, workers: int, follow: bool, console: Console) 
     reporter = Reporter(console, follow)
     with locked(settings.data):
         check_free(settings.host, settings.port)
+        from gateway.cli.supervisor.bootstrap import bootstrap  # takes a while, the checks do not
+
         found = bootstrap(settings, say=reporter.say)
         plan = _plan(settings, workers, found)
         asyncio.run(_supervise(plan, found, reporter, console))
@@ -32,6 +36,8 @@ def run_up(settings: Settings, *, workers: int, follow: bool, console: Console) 
 async def _supervise(
     plan: UpPlan, found: Bootstrapped, reporter: Reporter, console: Console
 ) -> None:
+    from gateway.cli.supervisor.supervisor import Supervisor
+
     supervisor = Supervisor(plan, reporter)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
