@@ -69,9 +69,9 @@ def create_customer(admin: httpx.Client, name: str, adapter: str) -> Customer:
     found = [t for t in answer(admin.get("/v1/admin/tenants"))["data"] if t["name"] == name]
     tenant = found[0] if found else answer(admin.post("/v1/admin/tenants", json={"name": name}))
     key = answer(
-        admin.post("/v1/admin/keys", json={"tenant_id": tenant["id"], "name": "demo"}),
+        admin.post("/v1/admin/keys", json={"tenant": tenant["id"], "name": "demo"}),
     )
-    return Customer(name, key["key"], adapter)
+    return Customer(name, key["secret"], adapter)
 
 
 def ensure_adapter(stack: Stack, customer: Customer) -> None:
@@ -100,11 +100,11 @@ def upload(client: httpx.Client, name: str) -> dict[str, str]:
 def wait_until_served(client: httpx.Client, adapter_id: str) -> None:
     deadline = time.monotonic() + INGEST_SECONDS
     while time.monotonic() < deadline:
-        adapter = answer(client.get(f"/v1/adapters/{adapter_id}"))
-        if adapter["status"] == "ready":
+        newest = answer(client.get(f"/v1/adapters/{adapter_id}/revisions"))["data"][0]
+        if newest["status"] == "ready":
             return
-        if adapter["status"] == "rejected":
-            raise OnboardingError(f"adapter {adapter['name']} was rejected: {adapter['errors']}")
+        if newest["status"] == "rejected":
+            raise OnboardingError(f"adapter {adapter_id} was rejected: {newest['errors']}")
         time.sleep(0.2)
     raise OnboardingError(f"adapter {adapter_id} was not ready after {INGEST_SECONDS:.0f} s")
 

@@ -128,7 +128,7 @@ def bill(stack: Stack, run: Run) -> dict[str, Any]:
         params={"group_by": "model", "from": run.batch.created_at},
         headers=bearer(run.customer.key),
     )
-    rows = [row for row in response.raise_for_status().json()["data"] if row["model"] == run.model]
+    rows = [row for row in response.raise_for_status().json()["data"] if row["group"] == run.model]
     if len(rows) != 1:
         raise BatchError(f"the usage of {run.customer.tenant} on {run.model} has {len(rows)} rows")
     row: dict[str, Any] = rows[0]

@@ -50,7 +50,7 @@ def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterat
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until_ready(process, url, log)
+        wait_until_ready(process, url, admin_key, log)
         yield Stack(url, admin_key, data)
     finally:
         stop(process)
@@ -64,22 +64,27 @@ def kept_secret(path: Path) -> str:
     return path.read_text()
 
 
-def wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+def wait_until_ready(
+    process: "subprocess.Popen[bytes]", url: str, admin_key: str, log: Path
+) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise StackError(f"`batten up` ended with status {process.returncode}:\n{tail(log)}")
-        if is_ready(url):
+        if is_ready(url, admin_key):
             return
         time.sleep(0.2)
     raise StackError(f"no worker was ready after {START_SECONDS:.0f} s:\n{tail(log)}")
 
 
-def is_ready(url: str) -> bool:
+def is_ready(url: str, admin_key: str) -> bool:
+    """Whether the API answers and a worker has announced itself."""
+    headers = {"Authorization": f"Bearer {admin_key}"}
     try:
-        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+        response = httpx.get(f"{url}/v1/admin/workers", headers=headers, timeout=5)
     except httpx.TransportError:
         return False
+    return response.status_code == 200 and bool(response.json()["data"])
 
 
 def tail(log: Path) -> str:
