@@ -59,6 +59,7 @@ class World(Protocol):
     def bell(self) -> CompletionBell: ...
     async def now(self) -> float: ...
     async def expire(self, *leases: Lease) -> None: ...
+    async def lapse(self, request_id: str) -> None: ...
     async def silence(self, consumer: str) -> None: ...
     async def vanish(self, worker: str) -> None: ...
     async def corrupt(self, request_id: str) -> None: ...
@@ -95,6 +96,9 @@ class MemoryWorld:
     async def expire(self, *leases: Lease) -> None:
         for lease in leases:
             self.server.model(MODEL).records[lease.request.request_id].expires_at = 0.0
+
+    async def lapse(self, request_id: str) -> None:
+        self.server.model(MODEL).records[RequestId(request_id)].held_until = 1.0
 
     async def silence(self, consumer: str) -> None:
         group = self.server.model(MODEL).groups["collector"]
@@ -156,6 +160,9 @@ class RedisWorld:
     async def expire(self, *leases: Lease) -> None:
         for lease in leases:
             await self.client.zadd(f"{self.PREFIX}:leases", {lease.request.request_id: 0}, xx=True)
+
+    async def lapse(self, request_id: str) -> None:
+        await self.client.hset(f"{self.PREFIX}:item:{request_id}", "held_until", 1)  # type: ignore[misc]
 
     async def silence(self, consumer: str) -> None:
         stream = f"{self.PREFIX}:events"

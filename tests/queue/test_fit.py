@@ -135,6 +135,21 @@ async def test_only_one_worker_drains_for_a_big_request(world, make):
     assert len(await claim(queue, busy, "w1")) == 1
 
 
+async def test_another_worker_drains_when_the_first_is_gone(world, make):
+    queue = world.queue(QueueSettings(pass_over_limit=1))
+    for worker in ("gone", "w"):
+        await queue.claim(worker, room(kv_tokens=1_000))
+    big = make(prompt=800)
+    await queue.enqueue([big, *(make() for _ in range(6))])
+    busy = room(kv_tokens=300, requests=1, running=1)
+    assert len(await claim(queue, busy, "gone")) == 1
+    assert await claim(queue, busy, "gone") == []
+    assert len(await claim(queue, busy)) == 1
+    await world.lapse(big.request_id)
+    assert await claim(queue, busy) == []
+    assert await claim(queue, room(kv_tokens=1_000, requests=1)) == [big]
+
+
 async def test_what_waits_for_room_holds_up_its_class_and_lower_ones(world, make):
     queue = world.queue(QueueSettings(pass_over_limit=1))
     await queue.claim("w", room(kv_tokens=1_000))

@@ -73,8 +73,7 @@ class MemoryQueue:
         for counters in state.counters.values():
             counters.rebase(self._settings.rebase_at)
         taken = self._choose(worker, capacity, most)
-        leases = [self._lease(record) for record in taken]
-        return [lease for lease in leases if lease is not None]
+        return [lease for record in taken if (lease := self._lease(record)) is not None]
 
     def _choose(self, worker: str, capacity: Capacity, most: Most) -> list[Record]:
         state, now = self._state, self._server.clock()
@@ -239,9 +238,8 @@ class MemoryQueue:
         return [request_id in self._state.records for request_id in request_ids]
 
     async def depth(self) -> dict[str, ClassDepth]:
-        records = self._state.records.values()
         counts = {name: {"ready": 0, "leased": 0} for name in REQUEST_CLASSES}
-        for record in records:
+        for record in self._state.records.values():
             if record.state in ("ready", "leased"):
                 counts[record.item.request_class][record.state] += 1
         return {name: ClassDepth(**count) for name, count in counts.items()}
