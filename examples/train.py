@@ -4,6 +4,7 @@ python examples/train.py TASK [--model DIR] [--out DIR]
 """
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -184,8 +185,17 @@ def save(model: Any, name: str, recipe: Recipe, out: Path) -> None:
     path = out / "adapter_model.safetensors"
     tensors = {key: value.bfloat16() for key, value in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    sort_targets(out / "adapter_config.json")
     (out / "README.md").write_text(card(name, recipe))
     print(f"saved {out} ({path.stat().st_size / 1e6:.2f} MB)")
+
+
+def sort_targets(path: Path) -> None:
+    """PEFT writes a set, in another order each time; training twice should give one file."""
+    config = json.loads(path.read_text())
+    config["target_modules"].sort()
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def card(name: str, recipe: Recipe) -> str:
