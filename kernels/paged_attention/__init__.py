@@ -124,9 +124,10 @@ def paged_attention(
         raise KernelArgumentError("window", f"{window} is not positive")
     if sinks is not None:
         check_shape("sinks", sinks, query.shape[1])
-    from kernels.paged_attention import reference
+    from kernels.paged_attention import cpu, reference
 
-    return reference.paged_attention(
+    run = cpu.paged_attention if cpu.is_available(query) else reference.paged_attention
+    return run(
         query,
         key_cache,
         value_cache,

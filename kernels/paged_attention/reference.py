@@ -20,7 +20,7 @@ PADDING = 1.25  # a group's longest decode over its shortest, in blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class Group:
     """Sequences with equally many queries, attended in one call.
 
     `mask` is None where every key is visible; `causal` where it is exactly the lower triangle.
@@ -48,10 +48,29 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.paged_attention.paged_attention`."""
+    out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[3])
+    kv_heads = key_cache.shape[1]
+    groups = [*_decode_groups(plan, window, kv_heads), *chunk_groups(plan, window, kv_heads)]
+    attend_groups(
+        groups, query, key_cache, value_cache, out, scale=scale, softcap=softcap, sinks=sinks
+    )
+    return out
+
+
+def attend_groups(
+    groups: list[Group],
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """Fill the rows of `out` that belong to `groups`."""
     _, heads, key_dim = query.shape
-    kv_heads, value_dim = key_cache.shape[1], value_cache.shape[3]
-    out = query.new_empty(query.shape[0], heads, value_dim)
-    for group in _groups(plan, window, kv_heads):
+    for group in groups:
         keys = _gather(key_cache, group)
         values = _gather(value_cache, group)
         rows = query.index_select(0, group.tokens)
@@ -60,11 +79,11 @@ def paged_attention(
             attended = _fused(queries, keys, values, group, scale)
         else:
             attended = _explicit(queries, keys, values, group, scale, softcap, sinks)
-        out.index_copy_(0, group.tokens, attended.transpose(1, 2).reshape(-1, heads, value_dim))
-    return out
+        attended = attended.transpose(1, 2).reshape(-1, heads, value_cache.shape[3])
+        out.index_copy_(0, group.tokens, attended)
 
 
-def _gather(cache: Tensor, group: _Group) -> Tensor:
+def _gather(cache: Tensor, group: Group) -> Tensor:
     """[blocks, kv_heads, block_size, dim] -> [sequences, kv_heads, keys, dim]."""
     blocks, kv_heads, block_size, dim = cache.shape
     rows = cache.view(blocks * kv_heads, block_size * dim).index_select(0, group.cache_rows)
@@ -74,7 +93,7 @@ def _gather(cache: Tensor, group: _Group) -> Tensor:
     return gathered
 
 
-def _fused(queries: Tensor, keys: Tensor, values: Tensor, group: _Group, scale: float) -> Tensor:
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, group: Group, scale: float) -> Tensor:
     sequences, heads, count, _ = queries.shape
     if count > 1:
         return F.scaled_dot_product_attention(
@@ -98,7 +117,7 @@ def _explicit(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    group: _Group,
+    group: Group,
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
@@ -121,17 +140,25 @@ def _explicit(
     return torch.matmul(weights, values.float()).to(queries.dtype)
 
 
-def _groups(plan: AttentionPlan, window: int | None, kv_heads: int) -> list[_Group]:
-    """Planned at the first layer that asks, then reused by all layers of its kind."""
-    key = ("reference", window, kv_heads)
+def chunk_groups(plan: AttentionPlan, window: int | None, kv_heads: int) -> list[Group]:
+    """One group for each sequence with several queries, planned once per step."""
+    key = ("chunks", window, kv_heads)
     if key not in plan.derived:
-        members = _members(plan, window)
+        chunks = [index for index, count in enumerate(plan.query_lens) if count > 1]
+        plan.derived[key] = [_group(plan, [index], window, kv_heads) for index in chunks]
+    return cast(list[Group], plan.derived[key])
+
+
+def _decode_groups(plan: AttentionPlan, window: int | None, kv_heads: int) -> list[Group]:
+    key = ("decodes", window, kv_heads)
+    if key not in plan.derived:
+        members = _similar_decodes(plan, window)
         plan.derived[key] = [_group(plan, indices, window, kv_heads) for indices in members]
-    return cast(list[_Group], plan.derived[key])
+    return cast(list[Group], plan.derived[key])
 
 
-def _members(plan: AttentionPlan, window: int | None) -> Iterator[list[int]]:
-    """Indices of sequences to attend together."""
+def _similar_decodes(plan: AttentionPlan, window: int | None) -> Iterator[list[int]]:
+    """Indices of sequences with one query, those of similar length together."""
 
     def blocks(index: int) -> int:
         first = _first_key(plan, index, window) // plan.block_size
@@ -146,7 +173,6 @@ def _members(plan: AttentionPlan, window: int | None) -> Iterator[list[int]]:
         group.append(index)
     if group:
         yield group
-    yield from ([index] for index, count in enumerate(plan.query_lens) if count > 1)
 
 
 def _first_key(plan: AttentionPlan, index: int, window: int | None) -> int:
@@ -156,7 +182,7 @@ def _first_key(plan: AttentionPlan, index: int, window: int | None) -> int:
     return max(0, plan.kv_lens[index] - plan.query_lens[index] - window + 1)
 
 
-def _group(plan: AttentionPlan, indices: list[int], window: int | None, kv_heads: int) -> _Group:
+def _group(plan: AttentionPlan, indices: list[int], window: int | None, kv_heads: int) -> Group:
     device, size, count = plan.slots.device, plan.block_size, plan.query_lens[indices[0]]
     first_blocks = [_first_key(plan, index, window) // size for index in indices]
     lengths = [
@@ -185,7 +211,7 @@ def _group(plan: AttentionPlan, indices: list[int], window: int | None, kv_heads
     if shortest < longest:
         padding = (keys[shortest:] >= ends[:, 0])[:, None, :, None]
     starts = torch.tensor([plan.starts[index] for index in indices], device=device)
-    return _Group(
+    return Group(
         tokens=(starts[:, None] + torch.arange(count, device=device)).reshape(-1),
         sequences=len(indices),
         cache_rows=cache_rows,

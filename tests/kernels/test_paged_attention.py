@@ -1,13 +1,15 @@
 """Paged attention against its docstring's loop in float64."""
 
+import inspect
 import math
 
 import pytest
 import torch
 
+from kernels import native
 from kernels.errors import KernelArgumentError
 from kernels.kv_write import copy_blocks, kv_write
-from kernels.paged_attention import AttentionPlan, paged_attention
+from kernels.paged_attention import AttentionPlan, cpu, paged_attention, reference
 
 CASES = {
     "plain": {},
@@ -55,10 +57,20 @@ def naive(query, keys, values, plan, scale, window=None, softcap=None, sinks=Non
     return out
 
 
+BACKENDS = [
+    reference,
+    pytest.param(
+        cpu,
+        marks=pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler"),
+    ),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1)])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_equals_the_loop(shape, options, heads):
+def test_equals_the_loop(shape, options, heads, backend):
     generator = torch.Generator().manual_seed(1)
     num_heads, kv_heads, key_dim, value_dim, block_size = *heads, 12, 8, 4
     query_lens, kv_lens = [q for q, _ in shape], [kv for _, kv in shape]
@@ -75,27 +87,49 @@ def test_equals_the_loop(shape, options, heads):
     options = dict(options)
     if options.get("sinks"):
         options["sinks"] = torch.randn(num_heads, generator=generator)
-    got = paged_attention(query, key_cache, value_cache, plan, scale=0.3, **options)
+    got = backend.paged_attention(query, key_cache, value_cache, plan, scale=0.3, **options)
     expected = naive(query, keys, values, plan, 0.3, **options)
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16_stays_within_its_rounding():
+@pytest.mark.parametrize("dim", [16, 64, 128])
+@pytest.mark.parametrize("backend", BACKENDS, ids=["reference", "cpu"])
+def test_bfloat16_stays_within_its_rounding(backend, dim):
     generator = torch.Generator().manual_seed(2)
     kv_lens = [40, 41, 7]
     block_tables, blocks = tables(kv_lens, 16, generator)
-    caches = [torch.zeros(blocks, 2, 16, 16, dtype=torch.bfloat16) for _ in range(2)]
+    caches = [torch.zeros(blocks, 2, 16, dim, dtype=torch.bfloat16) for _ in range(2)]
     keys, values = (
-        [torch.randn(n, 2, 16, generator=generator).bfloat16() for n in kv_lens] for _ in range(2)
+        [torch.randn(n, 2, dim, generator=generator).bfloat16() for n in kv_lens] for _ in range(2)
     )
     whole = AttentionPlan.build(kv_lens, kv_lens, block_tables, 16)
     kv_write(torch.cat(keys), torch.cat(values), *caches, whole)
     plan = AttentionPlan.build([1, 3, 7], kv_lens, block_tables, 16)
-    query = torch.randn(11, 4, 16, generator=generator).bfloat16()
-    got = paged_attention(query, *caches, plan, scale=0.25)
+    query = torch.randn(11, 4, dim, generator=generator).bfloat16()
+    got = backend.paged_attention(query, *caches, plan, scale=0.25)
     assert got.dtype == torch.bfloat16
     expected = naive(query, keys, values, plan, 0.25)
     torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler")
+def test_a_decode_is_bitwise_the_same_alone_and_in_a_batch():
+    generator = torch.Generator().manual_seed(3)
+    kv_lens = [40, 300, 7, 41]
+    block_tables, blocks = tables(kv_lens, 16, generator)
+    caches = [torch.randn(blocks, 2, 16, 64, generator=generator) for _ in range(2)]
+    query = torch.randn(4, 6, 64, generator=generator)
+    together = AttentionPlan.build([1] * 4, kv_lens, block_tables, 16)
+    batch = cpu.paged_attention(query, *caches, together, scale=0.125)
+    for row in range(4):
+        plan = AttentionPlan.build([1], kv_lens[row : row + 1], block_tables[row : row + 1], 16)
+        alone = cpu.paged_attention(query[row : row + 1], *caches, plan, scale=0.125)
+        assert torch.equal(alone[0], batch[row])
+
+
+def test_both_backends_have_one_signature():
+    assert inspect.signature(cpu.paged_attention) == inspect.signature(reference.paged_attention)
+    assert inspect.signature(paged_attention) == inspect.signature(reference.paged_attention)
 
 
 def test_the_example_of_the_plan():

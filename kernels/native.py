@@ -1,0 +1,77 @@
+"""C++ kernels, compiled at first use with the system's compiler, as Triton compiles its own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: BATTEN_KERNEL_CACHE, else the user's cache folder."""
+    configured = os.environ.get("BATTEN_KERNEL_CACHE")
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "batten" / "kernels"
+
+
+@functools.cache
+def library(source: Path) -> ctypes.CDLL | None:
+    """The compiled `source`, or None where it can't be compiled; a warning then says why.
+
+    BATTEN_NATIVE_KERNELS=0 switches native kernels off.
+    """
+    if os.environ.get("BATTEN_NATIVE_KERNELS") == "0":
+        return None
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(source, compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        output = getattr(error, "stderr", None) or str(error)
+        warnings.warn(f"{source.name} could not be compiled: {output}", stacklevel=2)
+        return None
+
+
+def _compiled(source: Path, compiler: str) -> Path:
+    """The shared library of this source, these flags and this kind of processor."""
+    text = source.read_bytes()
+    key = hashlib.sha256(repr((text, FLAGS, compiler, _processor())).encode()).hexdigest()[:24]
+    target = cache_folder() / f"{source.parent.name}-{key}.so"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            built = Path(work) / target.name
+            command = [compiler, *FLAGS, str(source), "-o", str(built)]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            built.rename(target)
+    return target
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache folder may be shared between machines."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor()
+    lines = info.read_text().splitlines()
+    wanted = ("model name", "flags", "CPU part", "Features")
+    return "\n".join(next((line for line in lines if line.startswith(name)), "") for name in wanted)
