@@ -53,7 +53,7 @@ serve: $(MODEL_READY) $(STAMP) ## batten up with demo tenants and adapters
 	$(BIN)/python examples/serve.py
 
 demo: $(MODEL_READY) $(STAMP) ## three tenants, three adapters, a batch each, and the bill
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py --model "$(BATTEN_MODEL)"
 
 bench: $(MODEL_READY) $(STAMP) ## benchmarks/
 	$(BIN)/python -m benchmarks
