@@ -85,6 +85,10 @@ class AdapterCache:
         self._loader.submit(self._load, adapter)
         return False
 
+    def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
+        """0: activated LoRA is refused at upload, so an adapter changes every position."""
+        return 0
+
     def pin(self, adapter: AdapterRef) -> None:
         """Raises KeyError unless the adapter is ready."""
         with self._lock:
