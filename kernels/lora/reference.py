@@ -24,7 +24,7 @@ class _Launch:
     start: int
     stop: int
     rows: slice | Tensor
-    own: Tensor | None  # bool [tokens, rows]: row belongs to the token's adapter; None: all do
+    foreign: Tensor | None  # bool [tokens, rows]: the row is another adapter's; None: none is
 
 
 def lora(
@@ -33,8 +33,8 @@ def lora(
     """See `kernels.lora.lora`."""
     for launch in _launches(segments, x.device):
         hidden = torch.mm(x[launch.start : launch.stop], A[launch.rows].t()) * scales[launch.rows]
-        if launch.own is not None:
-            hidden = hidden.masked_fill_(launch.own.logical_not(), 0)
+        if launch.foreign is not None:
+            hidden = hidden.masked_fill_(launch.foreign, 0)
         y[launch.start : launch.stop].addmm_(hidden.to(x.dtype), B[launch.rows])
 
 
@@ -52,11 +52,11 @@ def _plan(segments: LoraSegments, device: torch.device) -> list[_Launch]:
     apart = sum((last - first) * len(rows) for first, last, rows in spans)
     if len(spans) == 1 or together > apart + SPAN_COST * len(spans):
         return [_Launch(first, last, _select(rows, device), None) for first, last, rows in spans]
-    own = torch.zeros(stop - start, len(active), dtype=torch.bool)
+    foreign = torch.ones(stop - start, len(active), dtype=torch.bool)
     column = {row: index for index, row in enumerate(active)}
     for first, last, rows in spans:
-        own[first - start : last - start, [column[row] for row in rows]] = True
-    return [_Launch(start, stop, _select(active, device), own.to(device))]
+        foreign[first - start : last - start, [column[row] for row in rows]] = False
+    return [_Launch(start, stop, _select(active, device), foreign.to(device))]
 
 
 def _select(rows: tuple[int, ...] | list[int], device: torch.device) -> slice | Tensor:

@@ -1,4 +1,8 @@
-"""The definition in torch, without sorting the vocabulary where its head decides."""
+"""The definition in torch, without ordering the vocabulary where its head decides.
+
+A row with a filter mostly keeps a few of its largest probabilities: those alone are then looked
+at. Rows without one, and those whose filter keeps more, take the whole vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -15,49 +19,87 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
     greedy = plan.temperatures == 0
     if bool(greedy.all()):
         return logits.argmax(1)
-    divisors = plan.temperatures.masked_fill(greedy, 1)
-    probabilities = torch.softmax(logits / divisors[:, None], 1)
-    filtered = probabilities.masked_fill_(probabilities < _floors(probabilities, plan)[:, None], 0)
-    cumulative = torch.cumsum(filtered, 1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    targets = torch.minimum(plan.uniforms * total, below_total)
-    chosen = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
-    return torch.where(greedy, logits.argmax(1), chosen)
+    chosen = logits.new_empty(logits.shape[0], dtype=torch.int64)
+    chosen[greedy] = logits[greedy].argmax(1)
+    rows = greedy.logical_not().nonzero()[:, 0]
+    probabilities = torch.softmax(_take(logits, rows) / plan.temperatures[rows, None], 1)
+    plan = _take_plan(plan, rows)
+    filtered = (plan.top_ks > 0) | (plan.top_ps < 1) | (plan.min_ps > 0)
+
+    undecided = filtered.nonzero()[:, 0]
+    if undecided.numel() and probabilities.shape[1] > HEAD:
+        tokens, decided = _sample_head(_take(probabilities, undecided), _take_plan(plan, undecided))
+        chosen[rows[undecided[decided]]] = tokens[decided]
+        undecided = undecided[~decided]
+    rest = torch.cat([undecided, filtered.logical_not().nonzero()[:, 0]]).sort().values
+    if rest.numel():
+        tokens = _sample_whole(_take(probabilities, rest), _take_plan(plan, rest))
+        chosen[rows[rest]] = tokens
+    return chosen
 
 
-def _floors(probabilities: Tensor, plan: SamplingPlan) -> Tensor:
-    """float32 [rows]: the smallest probability that each row keeps."""
+def _sample_head(probabilities: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
+    """(tokens, whether nothing outside of the head is kept)."""
+    largest, tokens = probabilities.topk(HEAD, dim=1)
+    floors = torch.maximum(_top_k_floors(largest, plan.top_ks), plan.min_ps * largest[:, 0])
+    outside = floors <= largest[:, -1]  # the head doesn't hold all that these filters keep
+    kept = largest.masked_fill(largest < floors[:, None], 0).sum(1, dtype=torch.float64)
+    whole = probabilities.sum(1, dtype=torch.float64)
+    unlimited = (plan.top_ks == 0) & (plan.min_ps == 0)
+    floors = torch.maximum(
+        floors, _top_p_floors(largest, torch.where(unlimited, whole, kept), plan.top_ps)
+    )
+    decided = (floors > largest[:, -1]) & (unlimited | ~outside)
+    order = tokens.argsort(1)
+    weights = largest.masked_fill(largest < floors[:, None], 0).gather(1, order)
+    return tokens.gather(1, order).gather(1, _pick(weights, plan.uniforms))[:, 0], decided
+
+
+def _sample_whole(probabilities: Tensor, plan: SamplingPlan) -> Tensor:
     floors = plan.min_ps * probabilities.amax(1)
-    filtering = (plan.top_ks > 0) | (plan.top_ps < 1)
-    rows = filtering.nonzero()[:, 0]
-    width = min(HEAD, probabilities.shape[1])
-    while rows.numel():
-        found, decided = _ranked_floors(probabilities[rows], floors[rows], rows, plan, width)
-        floors[rows[decided]] = found[decided]
-        rows, width = rows[~decided], probabilities.shape[1]
-    return floors
+    if bool(((plan.top_ks > 0) | (plan.top_ps < 1)).any()):
+        largest = probabilities.sort(1, descending=True).values
+        floors = torch.maximum(floors, _top_k_floors(largest, plan.top_ks))
+        kept = largest.masked_fill(largest < floors[:, None], 0).sum(1, dtype=torch.float64)
+        floors = torch.maximum(floors, _top_p_floors(largest, kept, plan.top_ps))
+    if bool((floors > 0).any()):
+        probabilities = probabilities.masked_fill(probabilities < floors[:, None], 0)
+    return _pick(probabilities, plan.uniforms)[:, 0]
 
 
-def _ranked_floors(
-    probabilities: Tensor, floors: Tensor, rows: Tensor, plan: SamplingPlan, width: int
-) -> tuple[Tensor, Tensor]:
-    """(floors with top-k and top-p, whether the `width` largest were enough to tell)."""
-    vocabulary = probabilities.shape[1]
-    largest = probabilities.topk(width, dim=1).values
-    top_ks, top_ps = plan.top_ks[rows], plan.top_ps[rows]
-    decided = (top_ks <= width) | (top_ks >= vocabulary) | (width == vocabulary)
+def _top_k_floors(largest: Tensor, top_ks: Tensor) -> Tensor:
+    """The k-th largest probability of each row; 0 where `largest` doesn't reach that far."""
+    width = largest.shape[1]
     nth = largest.gather(1, (top_ks.clamp(1, width) - 1)[:, None])[:, 0]
-    limited = (top_ks > 0) & (top_ks < vocabulary)
-    floors = torch.where(limited, torch.maximum(floors, nth), floors)
+    return nth.masked_fill((top_ks == 0) | (top_ks > width), 0)
 
-    kept = probabilities.masked_fill(probabilities < floors[:, None], 0)
-    goal = top_ps * kept.sum(1, dtype=torch.float64)
-    mass = torch.cumsum(largest, 1, dtype=torch.float64)
-    reached = mass >= goal[:, None]
+
+def _top_p_floors(largest: Tensor, kept: Tensor, top_ps: Tensor) -> Tensor:
+    """The last probability of each row's nucleus; 0 where `largest` doesn't reach that far."""
+    reached = torch.cumsum(largest, 1, dtype=torch.float64) >= (top_ps * kept)[:, None]
     last = reached.to(torch.uint8).argmax(1)
     nucleus = largest.gather(1, last[:, None])[:, 0]
-    enough = reached.any(1) | (width == vocabulary)
-    nucleus = torch.where(reached.any(1), nucleus, floors)
-    floors = torch.where(top_ps < 1, torch.maximum(floors, nucleus), floors)
-    return floors, decided & (enough | (top_ps >= 1))
+    return nucleus.masked_fill(~reached.any(1) | (top_ps >= 1), 0)
+
+
+def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """int64 [rows, 1]: the first column whose cumulative weight exceeds uniform * total."""
+    cumulative = torch.cumsum(weights, 1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, targets[:, None], right=True)
+
+
+def _take(rows: Tensor, indices: Tensor) -> Tensor:
+    """`rows[indices]` of ascending `indices`, without a copy where that is all of them."""
+    return rows if indices.numel() == rows.shape[0] else rows[indices]
+
+
+def _take_plan(plan: SamplingPlan, indices: Tensor) -> SamplingPlan:
+    return SamplingPlan(
+        temperatures=plan.temperatures[indices],
+        top_ks=plan.top_ks[indices],
+        top_ps=plan.top_ps[indices],
+        min_ps=plan.min_ps[indices],
+        uniforms=plan.uniforms[indices],
+    )

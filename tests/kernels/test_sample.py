@@ -69,6 +69,30 @@ def test_greedy_rows_mix_with_sampled_ones():
     assert torch.equal(got[1::2], sample(logits, plan(4))[1::2])
 
 
+@pytest.mark.parametrize("vocabulary", [7, 700])
+def test_rows_of_every_setting_mix(vocabulary):
+    settings = [*SETTINGS, {"temperature": 0.0}] * 2
+    plans = [plan(1, **setting) for setting in settings]
+    logits = torch.randn(len(plans), vocabulary, generator=torch.Generator().manual_seed(6)) * 2
+    fields = ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
+    mixed = SamplingPlan(
+        **{name: torch.cat([getattr(one, name) for one in plans]) for name in fields}
+    )
+    alone = [sample(row[None], one).item() for row, one in zip(logits, plans, strict=True)]
+    assert sample(logits, mixed).tolist() == alone
+
+
+def test_equal_probabilities_at_the_edge_are_all_kept():
+    """300 equal tokens: more than the head holds, and none may be left out."""
+    logits = torch.full((200, 700), -5.0)
+    logits[:, 400:] = 5.0
+    uniforms = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+    for setting in ({"top_k": 5}, {"top_p": 0.01}, {"min_p": 0.9}):
+        got = sample(logits, plan(200, uniforms=uniforms, **setting))
+        assert got.min() < 405
+        assert got.max() > 694
+
+
 def test_a_row_does_not_depend_on_its_batch_mates():
     logits = torch.randn(6, 400, generator=torch.Generator().manual_seed(1))
     sampling = plan(6, top_p=0.7)
