@@ -24,7 +24,9 @@ def add(tenant: str, name: str, folder: Path, base_model: str | None) -> None:
     """
     from gateway.cli.adapter_add import add_adapter
     from gateway.cli.configuration import load_settings
+    from gateway.kit.logging import configure_logging
 
+    configure_logging("WARNING")
     added = add_adapter(load_settings(), tenant, name, folder, base_model)
     click.echo(f"{added.name}@{added.number}")
 
