@@ -44,8 +44,8 @@ class Letters:
     def decode(self, ids: object, skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + token % 26) for token in ids)  # type: ignore[attr-defined]
 
-    def id_to_token(self, id: int) -> str | None:
-        return chr(97 + id % 26)
+    def token_to_id(self, token: str) -> int | None:
+        return ord(token) - 97 if len(token) == 1 and "a" <= token <= "z" else None
 
 
 class GatedRunner:

@@ -15,7 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from worker.protocol.messages import Finished
+from worker.protocol.messages import Failed, Finished, GenerateRequest
+from worker.protocol.types import SamplingParams
 from worker.queue.redis import RedisEventStream, RedisQueue, connect
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -62,29 +63,66 @@ def refused(process: subprocess.Popen[str]) -> str:
     return line
 
 
+async def answer(url: str, model: str, request: GenerateRequest) -> Finished:
+    """Enqueue it on an empty Redis, and wait for its result."""
+    client = connect(url)
+    await client.flushall()
+    try:
+        await RedisQueue(client, model).enqueue([request])
+        events = RedisEventStream(client, model)
+        async with asyncio.timeout(90):
+            while True:
+                for entry in await events.read("c", 10, 5.0):
+                    assert not isinstance(entry.event, Failed), entry.event
+                    if isinstance(entry.event, Finished):
+                        return entry.event
+    finally:
+        await client.aclose()
+
+
 def test_serves_until_it_is_told_to_stop(
     start: Start, model: Path, redis_server_url: str, make_request
 ) -> None:
     process = start("--engine", "null", "--model", str(model), REDIS_URL=redis_server_url)
-
-    async def serve() -> None:
-        client = connect(redis_server_url)
-        await client.flushall()
-        queue = RedisQueue(client, "tiny")
-        await queue.enqueue([make_request(model="tiny")])
-        entries = []
-        events = RedisEventStream(client, "tiny")
-        while not any(isinstance(entry.event, Finished) for entry in entries):
-            entries += await events.read("c", 10, 5.0)
-        await client.aclose()
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(answer(redis_server_url, "tiny", make_request(model="tiny")))
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     names = [json.loads(line)["event"] for line in output.splitlines()]
     assert names[0] == "worker_ready"
     assert names[-1] == "worker_stopped"
+
+
+def test_a_real_model_answers_as_its_own_library_does(
+    start: Start, model: Path, redis_server_url: str, make_request
+) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    reference = LlamaForCausalLM(config).eval()
+    reference.save_pretrained(model)
+    prompt = (5, 7, 11, 13)
+    with torch.inference_mode():
+        wanted = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+    options = ("--model", str(model), "--dtype", "float32", "--kv-memory", "8MiB", "--threads", "1")
+    start(*options, REDIS_URL=redis_server_url)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    request = make_request(model="tiny", prompt_ids=prompt, sampling=sampling)
+    (choice,) = asyncio.run(answer(redis_server_url, "tiny", request)).choices
+    assert choice.token_ids == tuple(wanted[0, len(prompt) :].tolist())
 
 
 def test_a_folder_that_does_not_exist(start: Start, redis_server_url: str) -> None:
@@ -95,6 +133,24 @@ def test_a_folder_that_does_not_exist(start: Start, redis_server_url: str) -> No
 def test_a_folder_without_a_model(start: Start, redis_server_url: str, tmp_path: Path) -> None:
     line = refused(start("--model", str(tmp_path), REDIS_URL=redis_server_url))
     assert "holds no config.json" in line
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"max_position_embeddings": 512}, "cannot be loaded"),
+        (
+            {"model_type": "mamba", "max_position_embeddings": 512, "vocab_size": 64},
+            "unsupported_architecture",
+        ),
+    ],
+    ids=["no-type", "mamba"],
+)
+def test_a_model_that_it_does_not_run(
+    start: Start, redis_server_url: str, model: Path, config: dict, says: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    assert says in refused(start("--model", str(model), REDIS_URL=redis_server_url))
 
 
 def test_redis_that_does_not_answer(start: Start, model: Path) -> None:

@@ -44,6 +44,25 @@ async def test_many_requests_are_each_answered_once(bench, make_request: Make) -
     assert sorted(finished) == sorted(names)
 
 
+async def test_no_more_is_claimed_than_the_engine_has_room_for(bench, make_request: Make) -> None:
+    worker = bench.worker(max_sequences=8)
+    most, admit = 0, worker.admit
+
+    async def counted(leases) -> None:
+        nonlocal most
+        await admit(leases)
+        stats = worker.thread.published.stats
+        most = max(most, stats.running + stats.waiting)
+
+    worker.admit = counted
+    bench.runner.failure = lambda batch: bench.runner.pause(0.002)
+    async with bench.running(worker):
+        await bench.submit(*(make_request(f"r{n}", max_tokens=20) for n in range(40)))
+        for number in range(40):
+            await bench.expect(Finished, of=f"r{number}")
+    assert most == 8
+
+
 async def test_the_same_seed_gives_the_same_text_on_another_worker(
     bench, make_request: Make
 ) -> None:

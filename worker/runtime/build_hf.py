@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -10,6 +9,7 @@ import structlog
 import torch
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from worker.adapters.source import AdapterSource
@@ -24,6 +24,18 @@ from worker.runtime.build import BLOCK_SIZE, load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
 from worker.runtime.memory import free_memory, kv_memory
 from worker.settings import DType, WorkerSettings, physical_cores
+
+# What a folder with wrong, missing or damaged files makes the libraries raise.
+_UNREADABLE = (
+    ModelLoadError,
+    OSError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -80,11 +92,11 @@ def _load(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
         return load_model(folder, dtype, device)
     except UnsupportedArchitecture as error:
         raise ModelUnusable(f"unsupported_architecture: {error}") from error
-    except (ModelLoadError, OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
     except torch.OutOfMemoryError as error:
         raise ModelUnusable(f"{folder} does not fit into the memory of {device}") from error
+    except _UNREADABLE as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
 
 
 def _num_blocks(settings: WorkerSettings, model: ServedModel) -> int:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from worker.engine.engine import Engine
@@ -28,6 +29,8 @@ T = TypeVar("T")
 STALLED_SECONDS = 0.005
 
 Outputs = Sequence[EngineOutput]
+Told = Callable[[], None]
+Command = Callable[[Engine], Told]
 
 
 class EngineStopped(Exception):
@@ -56,7 +59,7 @@ class EngineThread:
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_crash = on_crash
-        self._inbox: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._step_began: float | None = None
         self.published = self._snapshot()
 
@@ -79,16 +82,16 @@ class EngineThread:
         return 0.0 if began is None else time.monotonic() - began
 
     async def call(self, command: Callable[[Engine], T]) -> T:
-        """Run `command` between two steps and return what it returned or raise what it raised."""
+        """Run `command` between two steps; returns what it returned or raises what it raised, once
+        `published` shows its effect."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
-        def apply(engine: Engine) -> None:
+        def apply(engine: Engine) -> Told:
             try:
                 result = command(engine)
             except Exception as error:  # handed to whoever awaits
-                self._to_loop(_settle, answer, None, error)
-            else:
-                self._to_loop(_settle, answer, result, None)
+                return partial(self._to_loop, _settle, answer, None, error)
+            return partial(self._to_loop, _settle, answer, result, None)
 
         self._inbox.put(apply)
         waits: set[asyncio.Future[Any]] = {answer, self._ended}
@@ -99,7 +102,12 @@ class EngineThread:
 
     def tell(self, command: Callable[[Engine], None]) -> None:
         """Run `command` between two steps; nobody waits. What it raises is a crash."""
-        self._inbox.put(command)
+
+        def apply(engine: Engine) -> Told:
+            command(engine)
+            return lambda: None
+
+        self._inbox.put(apply)
 
     def _run(self) -> None:
         try:
@@ -108,14 +116,19 @@ class EngineThread:
         except Exception as error:  # the thread's edge
             self._to_loop(self._on_crash, error)
         finally:
+            self._step_began = None
             self._to_loop(_settle, self._ended, None, None)
 
     def _turn(self) -> bool:
         """Commands, then one step. False when told to stop."""
-        for command in self._commands():
-            if command is None:
-                return False
-            command(self._engine)
+        commands = self._commands()
+        if None in commands:
+            return False
+        if commands:
+            told = [command(self._engine) for command in commands if command]
+            self.published = self._snapshot()
+            for tell in told:
+                tell()
         if self._engine.has_work():
             self._step_began = time.monotonic()
             outputs = self._engine.step()
@@ -124,9 +137,9 @@ class EngineThread:
         self.published = self._snapshot()
         return True
 
-    def _commands(self) -> list[Callable[[Engine], None] | None]:
+    def _commands(self) -> list[Command | None]:
         """All that wait; sleeps for a first one while a step would compute nothing."""
-        commands: list[Callable[[Engine], None] | None] = []
+        commands: list[Command | None] = []
         try:
             if not self.published.busy:
                 commands.append(self._inbox.get())
