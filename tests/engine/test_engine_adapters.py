@@ -133,6 +133,27 @@ def test_a_drain_spares_those_it_does_not_need() -> None:
     assert residency.resident() == ("a", "c", "late")
 
 
+class Asked(ShadowResidency):
+    """Remembers whom it was asked for."""
+
+    def prepare(self, adapter: AdapterRef) -> bool:
+        self.names = [*getattr(self, "names", []), adapter.digest]
+        return super().prepare(adapter)
+
+
+def test_adapters_are_asked_for_in_turn_and_only_as_many_as_fit_together() -> None:
+    gate = AdapterGate(residency := Asked(20, delay=2), drain_after=9)
+    for name in "abcd":
+        assert not gate.admits(adapter(name), 0)
+    assert residency.names == ["a"], "the others stand behind it"
+    gate.poll(1)
+    assert residency.names == ["a", "a", "b"], "c and d would take their rows"
+    for _ in range(2):
+        residency.tick()
+    assert gate.poll(2)[0] == [adapter("a"), adapter("b")]
+    assert not gate.admits(adapter("small", 4), 2), "it may fit, but others wait"
+
+
 def test_a_drain_ends_when_nobody_waits_for_it_any_more() -> None:
     harness = harness_with(8, drain_after=2)
     harness.add("runs", [1], max_tokens=40, adapter=adapter("a"))

@@ -102,6 +102,17 @@ def test_the_first_in_line_is_not_passed_over_for_lack_of_memory() -> None:
     assert list(harness.finished()) == ["runs", "small", "large"]
 
 
+def test_memory_that_is_in_use_already_is_not_counted_twice() -> None:
+    harness = Harness(num_blocks=20, watermark=0.75)
+    harness.add("one", range(40), max_tokens=8)  # twelve blocks, ten of them prompt
+    harness.add("two", range(40), max_tokens=8)  # three more: nine are shared
+    harness.add("three", range(40), max_tokens=8)
+    harness.step()
+    harness.step()
+    assert harness.running() == ["one", "two"]
+    harness.run()
+
+
 def test_one_alone_may_pass_the_watermark() -> None:
     harness = Harness(num_blocks=10, watermark=0.3)
     harness.add("large", range(30), max_tokens=8)
@@ -138,6 +149,19 @@ def test_the_newest_of_the_lowest_class_is_preempted_and_answers_stay_the_same()
     assert harness.answers("new")[0][: len(kept)] == kept
 
 
+def test_who_was_given_a_token_in_this_step_may_still_be_preempted_in_it() -> None:
+    harness = Harness(num_blocks=6, watermark=1.0, prefix_caching=False)
+    harness.add("low", [1] * 5, max_tokens=16, predicted_output=1, priority=2)
+    harness.step()
+    harness.add("high", [2] * 8, max_tokens=14, predicted_output=1)
+    while not harness.engine.counters.preemptions:
+        assert next(iter(shares(harness))) == "low", "it stands first in the batch"
+        harness.step()
+    assert shares(harness) == {"high": 1}
+    harness.run()
+    assert harness.answers("low") == [harness.runner.expected((1,) * 5, "", 0, 16)]
+
+
 def test_a_preempted_answer_comes_back_from_the_cache_where_it_still_is() -> None:
     harness = Harness(num_blocks=12, watermark=1.0)
     for name in ("old", "new"):
@@ -158,7 +182,7 @@ def test_preemption_does_not_thrash() -> None:
     for number in range(12):
         harness.add(str(number), [number] * 8, max_tokens=60, predicted_output=1)
     harness.run()
-    assert harness.engine.counters.preemptions <= 40
+    assert harness.engine.counters.preemptions <= 21
 
 
 def test_static_runs_a_batch_to_its_end_before_the_next() -> None:
@@ -182,6 +206,20 @@ def test_static_takes_what_is_there_and_nobody_later() -> None:
         assert shares(harness) == {"a": 1}
     harness.step()
     assert "b" in harness.finished()
+
+
+def test_who_is_preempted_belongs_to_its_batch_still() -> None:
+    harness = Harness(mode="static", batch_size=3, num_blocks=14, watermark=1.0)
+    for name, tokens in (("a", 30), ("b", 13), ("c", 14), ("d", 2)):
+        harness.add(name, [ord(name)] * 8, max_tokens=tokens, predicted_output=1)
+    while not harness.engine.counters.preemptions:
+        harness.step()
+    assert harness.running() == ["a", "b"]
+    while "c" not in harness.running():
+        harness.step()
+    assert "a" in harness.running()
+    harness.run()
+    assert list(harness.finished()) == ["b", "c", "a", "d"]
 
 
 def test_dynamic_waits_for_enough_or_long_enough() -> None:

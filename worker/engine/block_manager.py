@@ -62,24 +62,22 @@ class BlockManager:
             table.append(block)
         return True
 
-    def publish(self, sequence: Sequence) -> range:
-        """Let others find the full blocks computed so far. Returns the indices newly published.
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the full blocks computed so far.
 
         A block whose content was cached meanwhile is exchanged for the cached one, so that the
         published part of every table is a chain of cached blocks.
         """
-        first = sequence.num_published
-        for index in range(first, sequence.num_computed // self.block_size):
+        for index in range(sequence.num_published, sequence.num_computed // self.block_size):
             own = sequence.block_table[index]
             block = self.cache.publish(sequence, index)
             if block is None:
-                break
+                return
             if block != own:
                 self._hold(block)
                 sequence.block_table[index] = block
                 self._drop(own)
             sequence.num_published = index + 1
-        return range(first, sequence.num_published)
 
     def release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         """Give back all blocks; published ones stay findable unless they are not `trusted`."""
