@@ -44,8 +44,10 @@ class Recipe:
 
 RECIPES = {
     "triage": Recipe(rank=8, alpha=16, targets=ATTENTION + MLP),
-    "products": Recipe(rank=16, alpha=8, targets=ATTENTION, rslora=True),
-    "sql": Recipe(rank=12, alpha=24, targets=("q_proj", "v_proj", "up_proj", "down_proj")),
+    "products": Recipe(rank=16, alpha=8, targets=ATTENTION, rslora=True, examples=1200),
+    "sql": Recipe(
+        rank=12, alpha=24, targets=("q_proj", "v_proj", "up_proj", "down_proj"), examples=1200
+    ),
 }
 
 

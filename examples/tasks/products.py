@@ -13,11 +13,15 @@ SYSTEM = (
 )
 MAX_TOKENS = 64
 
-BRANDS = (
-    "Norvik", "Calder", "Mistral", "Okari", "Brennan", "Tessel", "Halden", "Lumo",
-    "Ashby", "Corvo", "Fenwick", "Sorrel", "Vanta", "Kestrel", "Ostra", "Pilgrim",
-    "Rowan", "Zephyr", "Bramble", "Dover", "Elwood", "Marlow", "Juniper", "Tarn",
+_STARTS = (
+    "Nor", "Cal", "Mis", "Oka", "Bren", "Tes", "Hal", "Lu", "Ash", "Cor", "Fen", "Sor", "Van",
+    "Kes", "Os", "Pil", "Ro", "Zeph",
 )  # fmt: skip
+_ENDS = (
+    "vik", "der", "tral", "ri", "nan", "sel", "den", "mo", "by", "vo", "wick", "rel", "ta", "lio",
+)  # fmt: skip
+# With a handful of brands a model learns them by heart and misspells the next one it meets.
+BRANDS = tuple(start + end for start in _STARTS for end in _ENDS)
 # Materials by type, so that no text describes a wooden jacket.
 TYPES: dict[str, tuple[str, ...]] = {
     "backpack": ("canvas", "leather", "nylon"),

@@ -114,14 +114,14 @@ INTENTS = (
     Intent(
         ("Who ordered a {product}?", "Names of customers with a {product} order",
          "Which customers have ordered a {product}?"),
-        "SELECT DISTINCT c.name FROM customers c JOIN orders o ON o.customer_id = c.id "
-        "WHERE o.product = '{product}'",
+        "SELECT name FROM customers WHERE id IN "
+        "(SELECT customer_id FROM orders WHERE product = '{product}')",
     ),
     Intent(
         ("What is the total of the orders from {city}?", "Sales to customers in {city}",
          "How much did customers in {city} spend?"),
-        "SELECT SUM(o.total) FROM customers c JOIN orders o ON o.customer_id = c.id "
-        "WHERE c.city = '{city}'",
+        "SELECT SUM(total) FROM orders WHERE customer_id IN "
+        "(SELECT id FROM customers WHERE city = '{city}')",
     ),
     Intent(
         ("Which customers have no orders?", "Names of customers without an order",
