@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from gateway.adapters.repository import BaseModelRepository
@@ -15,12 +15,17 @@ from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.models import BaseModel
 from gateway.settings import Settings
+from worker.protocol.peft import base_shapes
 
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
 class BaseModelUnreadable(Exception):
     """The model cannot be served: says which file is missing or wrong."""
+
+
+class BaseModelUnavailable(Exception):
+    """The base model's shapes cannot be read now: try again later."""
 
 
 def default_name(source: str) -> str:
@@ -72,3 +77,16 @@ def context_length(config: dict[str, Any], source: str) -> int:
             if isinstance(part.get(name), int):
                 return int(part[name])
     raise BaseModelUnreadable(f"config.json of {source!r} names no context length")
+
+
+def model_shapes(source: str) -> dict[str, tuple[int, int]]:
+    """(out, in) by module, of a local folder or a hub model (from the local cache, if it is
+    there). Blocks. Raises BaseModelUnavailable."""
+    folder = Path(source).expanduser()
+    try:
+        if not folder.is_dir():
+            patterns = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+            folder = Path(snapshot_download(source, allow_patterns=patterns))
+        return base_shapes(folder)
+    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise BaseModelUnavailable(f"cannot read the shapes of {source!r}: {error}") from error

@@ -1,5 +1,5 @@
-"""Whether an uploaded PEFT folder can be served: every reason why not. Blocks, and maps the
-weights rather than reading them: run it in a thread."""
+"""Whether an uploaded PEFT folder can be served: every reason why not. Maps the weights rather
+than reading them. Run by `gateway.adapters.examiner`: what it reads is a stranger's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
 from worker.protocol.peft import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -23,7 +20,6 @@ from worker.protocol.peft import (
     SafetensorsError,
     SafetensorsHeader,
     adapter_rank,
-    base_shapes,
     digest,
     find_not_finite,
     parse_config,
@@ -34,29 +30,12 @@ from worker.protocol.peft import (
 Shapes = Mapping[str, tuple[int, int]]
 
 
-class BaseModelUnavailable(Exception):
-    """The base model's shapes cannot be read now: try again later."""
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedAdapter:
     digest: str
     rank: int
     bytes: int
     config: dict[str, Any]
-
-
-def model_shapes(source: str) -> dict[str, tuple[int, int]]:
-    """Of a local folder, or of a hub model (from the local cache, if it is there). Raises
-    BaseModelUnavailable."""
-    folder = Path(source).expanduser()
-    try:
-        if not folder.is_dir():
-            patterns = ["config.json", "*.safetensors", "*.safetensors.index.json"]
-            folder = Path(snapshot_download(source, allow_patterns=patterns))
-        return base_shapes(folder)
-    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise BaseModelUnavailable(f"cannot read the shapes of {source!r}: {error}") from error
 
 
 def check(
@@ -113,6 +92,8 @@ def _config(raw: bytes) -> PeftConfig | Problem:
         return parse_config(raw)
     except AdapterConfigError as error:
         return Problem(error.code, error.param or CONFIG_FILE, str(error))
+    except (OverflowError, RecursionError) as error:
+        return Problem("adapter_invalid_config", CONFIG_FILE, str(error))
 
 
 def _header(view: memoryview) -> SafetensorsHeader | Problem:

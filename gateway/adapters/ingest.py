@@ -14,7 +14,9 @@ import obstore
 import structlog
 
 from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
-from gateway.adapters.checking import CheckedAdapter, check, model_shapes
+from gateway.adapters.base_models import model_shapes
+from gateway.adapters.checking import CheckedAdapter
+from gateway.adapters.examiner import examine
 from gateway.adapters.repository import BaseModelRepository, IngestRepository
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
@@ -62,7 +64,7 @@ async def _examine(
             await _fetch(context, revision.upload_key, folder, most_bytes)
         except ArchiveRefused as error:
             return [Problem("adapter_archive_refused", "archive", str(error))]
-        outcome = await asyncio.to_thread(check, folder, shapes, most_rank, most_bytes)
+        outcome = await examine(folder, shapes, most_rank, most_bytes)
         if isinstance(outcome, CheckedAdapter):
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 key = f"adapters/{outcome.digest}/{name}"

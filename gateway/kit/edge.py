@@ -55,7 +55,8 @@ class RequestEdge:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] not in _WITH_BODY or media == "multipart/form-data":
             return receive
-        if int(headers.get("content-length") or 0) > self._body_bytes:
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._body_bytes:
             raise self._too_large()
         body = await self._whole_body(receive)
         if body:

@@ -9,7 +9,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
@@ -25,6 +25,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(DataError, _unstorable)
     for error in (QueueUnavailable, OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(error, _unavailable)
 
@@ -60,6 +61,14 @@ async def _unavailable(request: Request, error: Exception) -> JSONResponse:
             "The service is temporarily unavailable. Please retry your request.",
             retry_after=RETRY_AFTER_SECONDS,
         )
+    )
+
+
+async def _unstorable(request: Request, error: Exception) -> JSONResponse:
+    """Postgres keeps no NUL in text: an id that holds one is unknown, a value is refused."""
+    _log.warning("unstorable_value", error=str(getattr(error, "orig", "")))
+    return error_response(
+        BadRequest("A value of this request cannot be stored.", code="invalid_value")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -38,3 +39,19 @@ def _reason(text: bytes, message: str) -> str:
     if b"NaN" in text or b"Infinity" in text:
         return f"{message}; NaN and Infinity are not JSON"
     return message.removeprefix("JSON is malformed: ")
+
+
+def storable(value: Any) -> Any:
+    """A JSON value that any database keeps: NUL and lone surrogates escaped, numbers that are
+    not finite null."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+        case float() if not math.isfinite(value):
+            return None
+        case list():
+            return [storable(each) for each in value]
+        case dict():
+            return {storable(key): storable(each) for key, each in value.items()}
+        case _:
+            return value

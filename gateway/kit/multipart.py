@@ -147,8 +147,8 @@ class _Callbacks:
         filename = options.get(b"filename")
         self._events.append(
             PartHead(
-                options[b"name"].decode("utf-8", "replace"),
-                None if filename is None else filename.decode("utf-8", "replace"),
+                _text(options[b"name"]),
+                None if filename is None else _text(filename),
             )
         )
 
@@ -160,6 +160,10 @@ class _Callbacks:
 
     def _on_end(self) -> None:
         self.complete = True
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace").replace("\0", "")
 
 
 def _boundary(request: Request) -> bytes:

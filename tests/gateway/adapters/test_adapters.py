@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import stat
 import tarfile
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ import pytest
 from openai import AsyncOpenAI
 from safetensors.numpy import load, save
 
+from gateway.adapters.examiner import examine
 from gateway.adapters.ingest import ingest, waiting_revisions
 from gateway.adapters.service import resolve_model
 from gateway.errors import NotFound
@@ -340,3 +343,61 @@ async def test_a_base_model_knows_its_context(context: Context, base_model: str)
     async with context.database.read() as session:
         row = await session.get_one(BaseModel, base_model)
     assert (row.context_tokens, row.limits) == (64, None)
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lora_alpha": 10**400},
+        {"r": "\ud800"},
+        {"target_modules": "("},
+        {"rank_pattern": {"\0": "x"}},
+    ],
+)
+async def test_hostile_configs_are_rejected(
+    client: httpx.AsyncClient,
+    context: Context,
+    make_folder: Callable[..., Folder],
+    fields: dict[str, Any],
+) -> None:
+    revision = await add(client, context, make_folder(**fields))
+    assert revision["status"] == "rejected"
+    assert revision["errors"]
+
+
+async def test_a_config_that_no_database_keeps(
+    client: httpx.AsyncClient, context: Context, make_folder: Callable[..., Folder]
+) -> None:
+    odd = make_folder(lora_dropout=float("nan"), revision="a\0b\ud800")
+    revision = await add(client, context, odd)
+    assert revision["status"] == "ready"
+    assert revision["config"]["revision"] == "a\\x00b\\ud800"
+    assert revision["config"]["lora_dropout"] is None
+
+
+async def test_a_pattern_that_never_ends_is_stopped(
+    tmp_path: Path, make_folder: Callable[..., Folder]
+) -> None:
+    endless = make_folder(target_modules=r"(([a-z._0-9]+)+)+X")
+    folder = tmp_path / "endless"
+    folder.mkdir()
+    for name, content in endless.items():
+        (folder / name).write_bytes(content)
+    shapes = {"model.layers.0.self_attn.q_proj": (8, 8)}
+    outcome = await examine(folder, shapes, None, 10**6, base_seconds=3)
+    assert isinstance(outcome, list)
+    assert [problem.code for problem in outcome] == ["adapter_check_timeout"]
+
+
+async def test_links_in_a_zip_are_refused(
+    client: httpx.AsyncClient, context: Context, make_folder: Callable[..., Folder]
+) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        link = zipfile.ZipInfo("adapter_config.json")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("adapter_model.safetensors", b"")
+    revision = await add(client, context, {"a.zip": buffer.getvalue()})
+    assert revision["errors"][0]["message"] == "adapter_config.json is a link"
