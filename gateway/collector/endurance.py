@@ -7,12 +7,19 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 from obstore.exceptions import BaseError as StoreError
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from worker.queue.base import QueueUnavailable
 
-OUTAGES = (QueueUnavailable, DBAPIError, PoolTimeout, StoreError, ConnectionError)
+OUTAGES = (
+    QueueUnavailable,
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    StoreError,
+    ConnectionError,
+)
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 

@@ -10,24 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import structlog
 from sqlalchemy import select
 
 from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
+from gateway.collector.endurance import OUTAGES
 from gateway.control.names import FINALIZE
-from gateway.jobs.responses import Answered, response_body
+from gateway.jobs.responses import Answered, not_recorded, response_body
 from gateway.jobs.settlement import Locked, Settlement, lock, settle
-from gateway.jobs.states import TERMINAL
+from gateway.jobs.states import OUT, TERMINAL
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.database import WriteSession
 from gateway.kit.prompts import Prompts
 from gateway.kit.tasks import Tasks
-from gateway.models import BaseModel, Request
+from gateway.models import Request
 from worker.protocol.messages import GenerationEvent
 from worker.protocol.types import RequestId
 from worker.queue.base import EventStream, RequestQueue, StreamEntry
 
 EVENTS_PER_TRANSACTION = 500
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Fold:
 
     async def take(self, entries: Sequence[StreamEntry]) -> bool:
         events = [entry.event for entry in entries if entry.event is not None]
-        folded = await self.commit(events) if events else Folded()
+        folded = await self._commit_all(events) if events else Folded()
         if folded.ended:
             await self._queue.forget(folded.ended)
         await self._stream.ack([entry.entry_id for entry in entries])
@@ -77,6 +81,31 @@ class Fold:
         for batch_id in folded.ready_batches:
             await self._tasks.send(FINALIZE, batch_id)
         return folded.freed
+
+    async def _commit_all(self, events: Sequence[GenerationEvent]) -> Folded:
+        """An event that cannot be recorded must not hold up the others, nor come again for
+        ever: it is tried alone, and then its request fails."""
+        try:
+            return await self.commit(events)
+        except OUTAGES:
+            raise
+        except Exception as error:  # the edge of what workers send
+            if len(events) == 1:
+                _log.error("event_not_recorded", request_id=events[0].request_id, exc_info=error)
+                return await self._fail(events[0])
+        return _joined([await self._commit_all([event]) for event in events])
+
+    async def _fail(self, event: GenerationEvent) -> Folded:
+        status, body = not_recorded()
+        async with self._context.database.write() as session:
+            locked = await lock(session, [event.request_id])
+            row = locked.requests.get(event.request_id)
+            current = row is not None and row.attempt == event.attempt and row.state in OUT
+            failed: dict[str, Settlement] = {}
+            if current:
+                failed[event.request_id] = Settlement("failed", status, body)
+            ready = await settle(session, locked, failed)
+        return Folded((event.request_id,) if current else (), tuple(ready), freed=bool(current))
 
     async def commit(self, events: Sequence[GenerationEvent]) -> Folded:
         """The transaction."""
@@ -124,10 +153,12 @@ class Fold:
         return effects
 
 
-async def prompts_of(context: Context, session: ReadSession, model: str) -> Prompts:
-    """Raises PromptsUnavailable."""
-    source = await session.scalar(select(BaseModel.source).where(BaseModel.name == model))
-    return await context.prompts.of(source or model)
+def _joined(parts: Sequence[Folded]) -> Folded:
+    return Folded(
+        tuple(request_id for part in parts for request_id in part.ended),
+        tuple(dict.fromkeys(batch_id for part in parts for batch_id in part.ready_batches)),
+        any(part.freed for part in parts),
+    )
 
 
 def _answered(row: Request) -> Answered:

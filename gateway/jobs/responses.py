@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,10 @@ def failure(code: FailureCode, message: str) -> tuple[int, JsonBody]:
     return status, error_body(status, code, message)
 
 
+def not_recorded() -> tuple[int, JsonBody]:
+    return 500, error_body(500, "internal_error", "The answer could not be recorded.")
+
+
 def attempts_exhausted(attempts: int) -> tuple[int, JsonBody]:
     message = f"The worker died {attempts} times while it ran this request alone."
     return 500, error_body(500, "attempts_exhausted", message)
@@ -84,7 +89,7 @@ def attempts_exhausted(attempts: int) -> tuple[int, JsonBody]:
 
 def error_body(status: int, code: str, message: str, param: str | None = None) -> JsonBody:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _storable(message), "type": kind, "param": param, "code": code}}
 
 
 def _chat_choice(choice: Choice, prompts: Prompts) -> JsonBody:
@@ -151,4 +156,4 @@ def _storable(text: str) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
+    return max(logprob, _LEAST_LOGPROB) if math.isfinite(logprob) else _LEAST_LOGPROB

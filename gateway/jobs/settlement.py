@@ -23,8 +23,6 @@ from gateway.kit.sql import insert_ignoring
 from gateway.models import Base, Batch, Price, Request, Result, UsageRecord
 from worker.protocol.types import RequestClass, TokenUsage
 
-_ROWS = 500
-
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -91,12 +89,10 @@ async def insert_new(
     session: WriteSession, table: type[Base], rows: Sequence[Mapping[str, Any]], returning: Any
 ) -> list[Any]:
     """What was really inserted: rows whose key exists are left out."""
-    inserted: list[Any] = []
-    for start in range(0, len(rows), _ROWS):
-        chunk = list(rows[start : start + _ROWS])
-        statement = insert_ignoring(session, table).values(chunk).returning(returning)
-        inserted += await session.scalars(statement)
-    return inserted
+    if not rows:
+        return []
+    statement = insert_ignoring(session, table).returning(returning)
+    return list(await session.scalars(statement, list(rows)))
 
 
 async def _insert_results(

@@ -13,12 +13,13 @@ from redis.asyncio import Redis
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
+from gateway.collector.fold import Fold
 from gateway.collector.run import Collector, Pace
 from gateway.collector.upkeep import record_announcements, requeue_unknown
 from gateway.jobs.settlement import Locked, lock
 from gateway.models import BaseModel, Request, Result, UsageRecord
 from worker.protocol.messages import Finished, LeaseLost, Started
-from worker.protocol.types import Capacity, WorkerLimits
+from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
 from worker.queue.base import StreamEntry, WorkerInfo
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
@@ -215,6 +216,43 @@ async def test_announced_limits_are_kept_and_used_at_submission(
     default = {name: value for name, value in BODY.items() if name != "max_tokens"}
     job = await submit(client, body=default)
     assert (await row(deployment, job)).max_tokens == 150 - 20
+
+
+async def test_two_collectors_that_fold_the_same_events_count_once(
+    client: httpx.AsyncClient, deployment: Any
+) -> None:
+    jobs = [await submit(client) for _ in range(20)]
+    for lease in await deployment.claim():
+        await deployment.answer(lease)
+    events = [read.event for read in await deployment.stream.read("c", 100, 0.1)]
+    other = Fold(deployment.context, "tiny", deployment.prompts, deployment.tasks)
+    await asyncio.gather(
+        deployment.fold.commit(events),
+        other.commit(events[::-1]),
+        deployment.fold.commit(events[5:]),
+    )
+    assert {(await row(deployment, job)).state for job in jobs} == {"completed"}
+    assert await count(deployment, UsageRecord) == await count(deployment, Result) == 20
+
+
+async def test_an_answer_that_cannot_be_recorded_fails_alone(
+    client: httpx.AsyncClient, deployment: Any
+) -> None:
+    poison = await submit(client, body={**BODY, "logprobs": True})
+    healthy = await submit(client)
+    for lease in await deployment.claim():
+        request = lease.request
+        strange = (TokenLogprob(-7, -0.5),) if request.request_id == poison else None
+        choices = (Choice(0, "a", (1,), "stop", strange),)
+        usage = TokenUsage(len(request.prompt_ids), 0, 1)
+        await deployment.queue.finish(
+            lease, Finished(request.request_id, request.attempt, choices, usage, "w")
+        )
+    await deployment.collect()
+    assert (await row(deployment, healthy)).state == "completed"
+    shown = (await client.get(f"/v1/jobs/{poison}")).json()
+    assert shown["response"]["body"]["error"]["code"] == "internal_error"
+    assert await count(deployment, UsageRecord) == 1
 
 
 async def test_events_that_are_not_understood_are_passed_over(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import func, select, update
 
 from gateway.jobs.service import expire_jobs
+from gateway.kit.queues import Queues
 from gateway.models import Request, Result, UsageRecord
 
 CHAT = "/v1/chat/completions"
@@ -171,6 +174,21 @@ async def test_a_full_window_leaves_the_job_to_the_dispatcher(
     await deployment.answer(leases[0])
     await deployment.collect()
     assert await deployment.dispatch() == 1
+
+
+async def test_a_job_is_accepted_while_redis_is_away(
+    app: FastAPI, client: httpx.AsyncClient, deployment: Any
+) -> None:
+    alive = app.state.context
+    queues = Queues("redis://127.0.0.1:1/0")
+    app.state.context = dataclasses.replace(alive, queues=queues)
+    began = time.monotonic()
+    job = await submit(client)
+    assert time.monotonic() - began < 5
+    app.state.context = alive
+    await queues.close()
+    assert await deployment.work() == 1
+    assert (await client.get(f"/v1/jobs/{job['id']}")).json()["status"] == "completed"
 
 
 @pytest.mark.parametrize(
