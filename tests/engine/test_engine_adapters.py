@@ -115,7 +115,7 @@ def test_continuous_traffic_does_not_starve_another_adapter(wanted: int) -> None
 
 
 def test_a_drain_spares_those_it_does_not_need() -> None:
-    gate = AdapterGate(residency := ShadowResidency(24), drain_after=3)
+    gate = AdapterGate(residency := ShadowResidency(24), 24, drain_after=3)
     for name, users in (("a", 3), ("b", 1), ("c", 2)):
         assert gate.admits(adapter(name), 0)
         for _ in range(users):
@@ -142,7 +142,7 @@ class Asked(ShadowResidency):
 
 
 def test_adapters_are_asked_for_in_turn_and_only_as_many_as_fit_together() -> None:
-    gate = AdapterGate(residency := Asked(20, delay=2), drain_after=9)
+    gate = AdapterGate(residency := Asked(20, delay=2), 20, drain_after=9)
     for name in "abcd":
         assert not gate.admits(adapter(name), 0)
     assert residency.names == ["a"], "the others stand behind it"
@@ -152,6 +152,18 @@ def test_adapters_are_asked_for_in_turn_and_only_as_many_as_fit_together() -> No
         residency.tick()
     assert gate.poll(2)[0] == [adapter("a"), adapter("b")]
     assert not gate.admits(adapter("small", 4), 2), "it may fit, but others wait"
+
+
+def test_a_long_load_is_no_reason_to_drain() -> None:
+    harness = harness_with(16, delay=50, drain_after=3, max_sequences=8)
+    harness.residency.loaded["a"] = 8
+    for number in range(3):
+        harness.add(f"a{number}", [1], max_tokens=20, adapter=adapter("a"))
+    harness.add("late", [1], max_tokens=2, adapter=adapter("late"))
+    for _ in range(10):
+        harness.step()
+    assert harness.engine.scheduler.admission.gate.target is None
+    harness.run()
 
 
 def test_a_drain_ends_when_nobody_waits_for_it_any_more() -> None:
@@ -210,7 +222,7 @@ def test_adapters_load_while_all_places_are_taken() -> None:
 
 
 def test_a_failure_reaches_whoever_asks_first_and_the_next_one_too() -> None:
-    gate = AdapterGate(ShadowResidency(8, broken={"bad": "adapter_invalid"}), drain_after=3)
+    gate = AdapterGate(ShadowResidency(8, broken={"bad": "adapter_invalid"}), 8, drain_after=3)
     for step in range(2):
         with pytest.raises(AdapterLoadError):
             gate.admits(adapter("bad"), step)

@@ -32,8 +32,9 @@ class AdapterGate:
     only), and no other adapter becomes pinned until it is ready or DRAIN_PATIENCE has run out.
     """
 
-    def __init__(self, residency: AdapterResidency, drain_after: int) -> None:
+    def __init__(self, residency: AdapterResidency, rank: int, drain_after: int) -> None:
         self.residency = residency
+        self._rank = rank
         self._drain_after = drain_after
         self._pins: Counter[str] = Counter()
         self._held: set[str] = set()
@@ -47,6 +48,11 @@ class AdapterGate:
     def target(self) -> AdapterRef | None:
         """The adapter that others are drained for."""
         return self._target
+
+    def free_rank(self) -> int:
+        """Rows not pinned here. Unlike the residency's number it counts rows that are loading,
+        which their adapters would otherwise seem to lack."""
+        return self._rank - sum(adapter.rank for adapter in self._pinned.values())
 
     def is_pinned(self, digest: str) -> bool:
         return digest in self._pinned
@@ -126,7 +132,7 @@ class AdapterGate:
         asked: list[AdapterRef] = []
         if not self._blocked:
             return asked
-        room = self.residency.free_rank()
+        room = self.free_rank()
         for adapter, _ in islice(self._blocked.values(), POLLED):
             pinned = adapter.digest in self._pinned
             if self._allowed(adapter) and (pinned or adapter.rank <= room):
@@ -152,7 +158,7 @@ class AdapterGate:
             self._keep_draining(self._target, step)
             return
         for adapter, since in islice(self._blocked.values(), POLLED):
-            missing = adapter.rank - self.residency.free_rank()
+            missing = adapter.rank - self.free_rank()
             if missing > 0 and step - since >= self._drain_after:
                 self._target, self._patience = adapter, DRAIN_PATIENCE
                 self._drained = self._victims(missing)

@@ -34,7 +34,7 @@ class Admission:
         now: Callable[[], float],
     ) -> None:
         self.config = config
-        self.gate = AdapterGate(adapters, config.drain_after)
+        self.gate = AdapterGate(adapters, config.adapter_rank, config.drain_after)
         self.queue = WaitingQueue(config.class_headstart)
         self.promised_to_waiting = 0
         self._blocks = blocks

@@ -17,7 +17,7 @@ from worker.engine.active_request import ActiveRequest
 from worker.engine.batch import AdapterResidency, Runner, SampledToken, ScheduledBatch
 from worker.engine.config import SchedulerConfig
 from worker.engine.detokenizer import ChoiceText, Detokenizer, TextDecoder, byte_tokens
-from worker.engine.errors import CapacityExceeded, ContextLengthExceeded, InvalidRequest
+from worker.engine.errors import InvalidRequest
 from worker.engine.metrics import EngineCounters, EngineStats
 from worker.engine.outputs import (
     CancelledOutput,
@@ -26,6 +26,7 @@ from worker.engine.outputs import (
     StartedOutput,
     StepFailureCode,
 )
+from worker.engine.request_check import check_request
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.protocol.types import AdapterRef, Capacity, RequestId, SamplingParams, WorkerLimits
@@ -90,7 +91,9 @@ class Engine:
         Raises InvalidRequest, ContextLengthExceeded or CapacityExceeded.
         """
         prompt = tuple(prompt_ids)
-        self._check(request_id, prompt, sampling, adapter)
+        if request_id in self._requests:
+            raise InvalidRequest(f"request {request_id} is already here")
+        check_request(self.config, prompt, sampling, adapter)
         predicted = PREDICTED_OUTPUT if predicted_output is None else predicted_output
         sequences = tuple(
             Sequence(
@@ -166,7 +169,7 @@ class Engine:
         places = self.config.max_sequences - len(scheduler.running) - len(waiting.queue)
         return Capacity(
             kv_tokens=max(0, blocks) * self.config.block_size,
-            adapter_rank=max(0, self._adapters.free_rank() - waiting.rank_wanted()),
+            adapter_rank=max(0, waiting.gate.free_rank() - waiting.rank_wanted()),
             requests=max(0, places),
             running=len(self._requests),
             resident=self._adapters.resident(),
@@ -186,35 +189,6 @@ class Engine:
             step_sequences=len(self._last_batch.sequences),
             token_budget=self.config.token_budget,
         )
-
-    def _check(
-        self,
-        request_id: RequestId,
-        prompt: tuple[int, ...],
-        sampling: SamplingParams,
-        adapter: AdapterRef | None,
-    ) -> None:
-        config = self.config
-        if request_id in self._requests:
-            raise InvalidRequest(f"request {request_id} is already here")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty")
-        if sampling.max_tokens < 1 or sampling.n < 1:
-            raise InvalidRequest("max_tokens and n must be at least 1")
-        if len(prompt) >= config.context_tokens:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens; prompt and answer share a context of "
-                f"{config.context_tokens}"
-            )
-        most = min(len(prompt) + sampling.max_tokens, config.context_tokens) - 1
-        if most > config.kv_tokens:
-            raise CapacityExceeded(
-                f"{most} tokens are needed at once; this worker holds {config.kv_tokens}"
-            )
-        if adapter is not None and adapter.rank > config.adapter_rank:
-            raise CapacityExceeded(
-                f"the adapter has rank {adapter.rank}; this worker holds {config.adapter_rank}"
-            )
 
     def _account(self, batch: ScheduledBatch, tokens: list[SampledToken]) -> None:
         sampling = [scheduled.sequence for scheduled in batch.sequences if scheduled.samples]
