@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Select, func, select
 
@@ -122,6 +122,12 @@ class IngestRepository:
         rows = select(AdapterRevision.id).where(AdapterRevision.status == "validating")
         rows = rows.order_by(AdapterRevision.created_at).limit(limit)
         return (await self._session.scalars(rows)).all()
+
+    async def waiting_among(self, revision_ids: Collection[str]) -> set[str]:
+        rows = select(AdapterRevision.id).where(
+            AdapterRevision.id.in_(revision_ids), AdapterRevision.status == "validating"
+        )
+        return set(await self._session.scalars(rows))
 
     async def get(self, revision_id: str, lock: bool = False) -> AdapterRevision | None:
         rows = select(AdapterRevision).where(AdapterRevision.id == revision_id)

@@ -7,6 +7,7 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors.numpy import load, save
 
 from gateway.adapters.examiner import examine
 from gateway.adapters.ingest import ingest, waiting_revisions
+from gateway.adapters.purge import remove_orphan_uploads
 from gateway.adapters.service import resolve_model
 from gateway.errors import NotFound
 from gateway.kit.context import Context
@@ -401,3 +403,15 @@ async def test_links_in_a_zip_are_refused(
         archive.writestr("adapter_model.safetensors", b"")
     revision = await add(client, context, {"a.zip": buffer.getvalue()})
     assert revision["errors"][0]["message"] == "adapter_config.json is a link"
+
+
+async def test_uploads_of_nobody_are_removed(
+    client: httpx.AsyncClient, context: Context, make_folder: Callable[..., Folder]
+) -> None:
+    waiting = (await send(client, make_folder())).json()["revision"]["id"]
+    await context.store.put_async("uploads/adrev_lost/adapter_config.json", b"{}")
+    assert await remove_orphan_uploads(context) == 0
+    assert await remove_orphan_uploads(context, timedelta()) == 1
+    left = await stored_keys(context)
+    assert left
+    assert all(key.startswith(f"uploads/{waiting}/") for key in left)
