@@ -40,7 +40,9 @@ class BatchRepository:
     async def lock_tenant(self) -> None:
         """Serialises decisions about what the tenant may have enqueued."""
         await self._session.execute(
-            select(Tenant.id).where(Tenant.id == self._scope.tenant_id).with_for_update()
+            select(Tenant.id)
+            .where(Tenant.id == self._scope.tenant_id)
+            .with_for_update(key_share=True)
         )
 
     async def enqueued_tokens(self, model: str | None) -> int:

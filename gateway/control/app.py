@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from celery import Celery
 
 from gateway.adapters.ingest import ingest, waiting_revisions
+from gateway.adapters.purge import remove_orphan_uploads
 from gateway.auth.idempotency import forget_old_keys
 from gateway.batches.finaliser import finalize_batch
 from gateway.batches.sweep import sweep_batches
@@ -81,6 +82,7 @@ async def send_ingests(context: Context, tasks: Tasks) -> None:
 async def clean_store(context: Context) -> None:
     await purge_files(context)
     await remove_orphans(context)
+    await remove_orphan_uploads(context)
 
 
 async def clean_keys(context: Context) -> None:

@@ -1,0 +1,143 @@
+"""What validation leaves in SQL: held rows, problems, how far it came, and its verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select
+
+from gateway.adapters.repository import BaseModelRepository
+from gateway.auth.scope import scope_for_background
+from gateway.batches.checking import Checked
+from gateway.batches.lines import Problem
+from gateway.batches.reader import Chunk
+from gateway.batches.repository import BatchRepository, LineRepository
+from gateway.batches.rows import held_row, refused_row
+from gateway.batches.state import check_transition
+from gateway.batches.sweep import activity
+from gateway.billing.service import price_for
+from gateway.jobs.settlement import begin_finalizing, insert_new, is_finished
+from gateway.kit import heartbeats
+from gateway.kit.clock import now_ms
+from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
+from gateway.models import Batch, Request, Result
+
+
+async def record(context: Context, before: Batch, chunk: Chunk, checked: Checked) -> Batch | None:
+    """One chunk. Returns the batch as it is now; None when it is no longer as it was `before`:
+    cancelled, or validated by somebody else."""
+    async with context.database.write() as session:
+        batch = await _locked(session, before.id)
+        if batch.status != "validating" or batch.validated_offset != before.validated_offset:
+            return None
+        await _insert_held(session, batch, checked)
+        fallback = await _any_target(session) if batch.on_invalid == "skip" else None
+        if fallback is not None:
+            await _insert_refused(session, fallback, batch, checked)
+            batch.failed += len(checked.refused)
+        elif checked.refused:
+            problems = [refused.problem.shown() for _, refused in checked.refused]
+            batch.errors = [*(batch.errors or []), *problems]
+        batch.validated_offset, batch.validated_lines = chunk.end, chunk.number
+        batch.total += len(chunk.lines)
+        await heartbeats.touch(session, activity(batch.id))
+    return batch
+
+
+async def _insert_held(session: WriteSession, batch: Batch, checked: Checked) -> None:
+    rows = [held_row(batch, line, parsed.custom_id, plan) for line, parsed, plan in checked.plans]
+    await insert_new(session, Request, rows, Request.id)
+    batch.enqueued_tokens += sum(row["prompt_tokens"] for row in rows)
+
+
+async def _insert_refused(
+    session: WriteSession, fallback: dict[str, Any], batch: Batch, checked: Checked
+) -> None:
+    """Bad lines of a batch that skips them: failed requests, so that each has its answer."""
+    rows, results = [], []
+    for line, refused in checked.refused:
+        row = refused_row(batch, line, refused.custom_id, fallback)
+        rows.append(row)
+        results.append(
+            {
+                "request_id": row["id"],
+                "status_code": 400,
+                "body": refused.problem.body(),
+                "error": None,
+                "created_at": now_ms(),
+            }
+        )
+    await insert_new(session, Request, rows, Request.id)
+    await insert_new(session, Result, results, Result.request_id)
+
+
+async def _any_target(session: WriteSession) -> dict[str, Any] | None:
+    """A refused line belongs to no model; its row names one, since every row must."""
+    bases = await BaseModelRepository(session).all()
+    if not bases:
+        return None
+    price = await price_for(session, [bases[0].name])
+    return {"base_model": bases[0].name, "price_id": price.id}
+
+
+async def conclude(context: Context, batch_id: str) -> bool:
+    """Lets a good file run. True when there is nothing to run: the batch is finalizing."""
+    async with context.database.write() as session:
+        batch = await _locked(session, batch_id)
+        if batch.status != "validating":
+            return False
+        await heartbeats.clear(session, activity(batch_id))
+        repository = BatchRepository(session, scope_for_background(batch.tenant_id))
+        lines = LineRepository(session, batch_id)
+        await repository.lock_tenant()
+        models = await lines.models()
+        batch.model = models[0] if len(models) == 1 else None
+        problem = await _whole_file_problem(context, repository, batch)
+        if batch.errors or problem:
+            await _fail(lines, batch, problem)
+            return False
+        check_transition(batch.status, "in_progress")
+        batch.status, batch.in_progress_at = "in_progress", now_ms()
+        await lines.release()
+        if is_finished(batch):
+            begin_finalizing(batch, now_ms())
+        return batch.status == "finalizing"
+
+
+async def _whole_file_problem(
+    context: Context, repository: BatchRepository, batch: Batch
+) -> Problem | None:
+    if batch.total == 0:
+        return Problem("empty_file", "The input file has no requests.", "input_file_id")
+    limit = context.settings.enqueued_tokens
+    if await repository.enqueued_tokens(batch.model) + batch.enqueued_tokens <= limit:
+        return None
+    return Problem(
+        "token_limit_exceeded",
+        f"Enqueued token limit reached for {batch.model or 'several models'} in organization "
+        f"{batch.tenant_id}. Limit: {limit:,} enqueued tokens. Please try again once some "
+        "in_progress batches have been completed.",
+    )
+
+
+async def refuse(context: Context, batch_id: str, problem: Problem) -> None:
+    async with context.database.write() as session:
+        batch = await _locked(session, batch_id)
+        if batch.status == "validating":
+            await heartbeats.clear(session, activity(batch_id))
+            await _fail(LineRepository(session, batch_id), batch, problem)
+
+
+async def _fail(lines: LineRepository, batch: Batch, problem: Problem | None) -> None:
+    check_transition(batch.status, "failed")
+    batch.status, batch.failed_at = "failed", now_ms()
+    if problem is not None:
+        batch.errors = [*(batch.errors or []), problem.shown()]
+    batch.total = batch.failed = batch.enqueued_tokens = 0
+    await lines.drop()
+
+
+async def _locked(session: WriteSession, batch_id: str) -> Batch:
+    rows = select(Batch).where(Batch.id == batch_id).with_for_update(key_share=True)
+    return (await session.scalars(rows)).one()
