@@ -45,16 +45,16 @@ def clip(text: str, limit: int = 3 * WIDTH) -> str:
 
 
 def print_totals(console: Console, runs: list[Run], bills: list[dict[str, Any]]) -> None:
-    table = Table(title="tokens and the bill", title_justify="left")
-    table.add_column("tenant")
-    table.add_column("model")
-    for heading in ("right", "prompt", "cached", "completion", "tokens/s", "bill"):
-        table.add_column(heading, justify="right")
+    table = Table(title="held-out accuracy, tokens and the bill", title_justify="left")
+    for heading in ("tenant", "model"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("right", "prompt", "cached", "output", "out/s", "bill"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run, bill in zip(runs, bills, strict=True):
         usage = run.batch.usage
         table.add_row(
             run.customer.tenant,
-            run.model,
+            "base" if run.is_base else run.model,
             f"{run.correct}/{len(run.examples)}",
             str(usage.input_tokens),
             str(usage.input_tokens_details.cached_tokens),
