@@ -12,10 +12,10 @@ from gateway.batches.finaliser import SUCCEEDED, UNSUCCESSFUL, result_lines
 from gateway.batches.repository import BatchRepository
 from gateway.batches.schemas import BatchObject, CreateBatch, show_batch
 from gateway.batches.state import TERMINAL
-from gateway.control.names import FINALIZE, VALIDATE
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.kit.store import delete_blob
+from gateway.kit.task_names import FINALIZE, VALIDATE
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 from sqlalchemy import select
 
+from gateway import heartbeats
 from gateway.auth.scope import scope_for_background
 from gateway.batches.freeze import Stopped, freeze
 from gateway.batches.repository import LineRepository, finished_lines
@@ -22,7 +23,6 @@ from gateway.batches.sweep import activity
 from gateway.files import service as files
 from gateway.jobs.service import stop_in_queue
 from gateway.jobs.settlement import begin_finalizing, is_finished
-from gateway.kit import heartbeats
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession

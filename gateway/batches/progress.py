@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gateway import heartbeats
 from gateway.adapters.repository import BaseModelRepository
 from gateway.auth.scope import scope_for_background
 from gateway.batches.checking import Checked
@@ -17,7 +18,6 @@ from gateway.batches.state import check_transition
 from gateway.batches.sweep import activity
 from gateway.billing.service import price_for
 from gateway.jobs.settlement import begin_finalizing, insert_new, is_finished
-from gateway.kit import heartbeats
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession

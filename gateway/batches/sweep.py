@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from gateway.control.names import FINALIZE, VALIDATE
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
+from gateway.kit.task_names import FINALIZE, VALIDATE
 from gateway.kit.tasks import Tasks
 from gateway.models import Batch, Heartbeat
 

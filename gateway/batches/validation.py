@@ -16,9 +16,9 @@ from gateway.batches.lines import Problem
 from gateway.batches.progress import conclude, record, refuse
 from gateway.batches.reader import read_chunks
 from gateway.batches.repository import LineRepository
-from gateway.control.names import FINALIZE, VALIDATE
 from gateway.files import service as files
 from gateway.kit.context import Context
+from gateway.kit.task_names import FINALIZE, VALIDATE
 from gateway.kit.tasks import Tasks
 from gateway.models import Batch, File
 

@@ -14,15 +14,15 @@ import structlog
 from sqlalchemy import select
 
 from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
-from gateway.collector.endurance import OUTAGES
-from gateway.control.names import FINALIZE
 from gateway.jobs.responses import Answered, not_recorded, response_body
 from gateway.jobs.settlement import Locked, Settlement, lock, settle
 from gateway.jobs.states import OUT, TERMINAL
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
+from gateway.kit.endurance import OUTAGES
 from gateway.kit.prompts import Prompts
+from gateway.kit.task_names import FINALIZE
 from gateway.kit.tasks import Tasks
 from gateway.models import Request
 from worker.protocol.messages import GenerationEvent

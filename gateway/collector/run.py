@@ -13,11 +13,11 @@ import structlog
 from sqlalchemy import select
 
 from gateway.collector.dispatcher import Dispatcher
-from gateway.collector.endurance import endure, pause
 from gateway.collector.fold import Fold
 from gateway.collector.upkeep import Epochs, record_announcements, requeue_unknown
 from gateway.control.broker import celery_tasks
 from gateway.kit.context import Context, open_context
+from gateway.kit.endurance import endure, pause
 from gateway.kit.prompts import PromptsUnavailable
 from gateway.kit.tasks import Tasks
 from gateway.models import BaseModel

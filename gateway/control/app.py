@@ -10,18 +10,18 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from celery import Celery
 
+from gateway import heartbeats
 from gateway.adapters.ingest import ingest, waiting_revisions
 from gateway.adapters.purge import remove_orphan_uploads
 from gateway.auth.idempotency import forget_old_keys
 from gateway.batches.finaliser import finalize_batch
 from gateway.batches.sweep import sweep_batches
 from gateway.batches.validation import validate_batch
-from gateway.control import names
 from gateway.control.broker import CeleryTasks, make_celery
 from gateway.control.runtime import Runtime
 from gateway.files.purge import purge_files, remove_orphans
 from gateway.jobs.service import expire_jobs
-from gateway.kit import heartbeats
+from gateway.kit import task_names as names
 from gateway.kit.context import Context
 from gateway.kit.tasks import Tasks
 from gateway.settings import Settings

@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from gateway.collector.endurance import OUTAGES
 from gateway.kit.context import Context, open_context
+from gateway.kit.endurance import OUTAGES
 from gateway.settings import Settings
 
 Work = Callable[[Context], Awaitable[object]]

@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import msgspec
-from sqlalchemy import exists, or_, select, update
 
+from gateway.jobs.marking import Dispatched, mark_dispatched
 from gateway.jobs.ordering import queue_order
 from gateway.jobs.settlement import Settlement, lock, settle
-from gateway.jobs.states import is_queued
-from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.database import WriteSession
-from gateway.models import AdapterRevision, Batch, Request, Tenant
 from worker.protocol.messages import GenerateRequest, Isolation
-from worker.protocol.types import AdapterRef, RequestClass, RequestId, SamplingParams, TenantId
+from worker.protocol.types import RequestClass, RequestId, SamplingParams, TenantId
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +31,13 @@ class Prepared:
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class _Dispatched:
-    request: Request
-    weight: float
-    adapter: AdapterRef | None
-
-
 async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -> int:
     """Returns how many were enqueued. Raises QueueUnavailable: rows stay queued, or are found
     again after a while."""
     queue = context.queues.queue(model)
     epoch = await queue.epoch()
     async with context.database.write() as session:
-        marked = await _mark(session, [each.request_id for each in prepared], epoch)
+        marked = await mark_dispatched(session, [each.request_id for each in prepared], epoch)
     messages = [
         _message(marked[each.request_id], each) for each in prepared if each.request_id in marked
     ]
@@ -70,47 +59,7 @@ def isolation_after(crashes: int) -> Isolation:
     return "none" if crashes == 0 else "few" if crashes == 1 else "alone"
 
 
-async def _mark(session: WriteSession, ids: Sequence[str], epoch: str) -> dict[str, _Dispatched]:
-    running_batch = exists().where(Batch.id == Request.batch_id, Batch.status == "in_progress")
-    free = (
-        select(Request.id)
-        .where(
-            Request.id.in_(ids),
-            is_queued(),
-            Request.cancel_requested_at.is_(None),
-            or_(Request.batch_id.is_(None), running_batch),
-        )
-        .order_by(Request.id)
-        .with_for_update(key_share=True, skip_locked=True, of=Request)
-    )
-    won = list(await session.scalars(free))
-    await session.execute(
-        update(Request)
-        .where(Request.id.in_(won))
-        .values(
-            state="dispatched",
-            attempt=Request.attempt + 1,
-            epoch=epoch,
-            dispatched_at=now_ms(),
-            started_at=None,
-        )
-        .execution_options(synchronize_session=False)
-    )
-    rows = await session.execute(
-        select(Request, Tenant.weight, AdapterRevision.digest, AdapterRevision.rank)
-        .join(Tenant, Tenant.id == Request.tenant_id)
-        .outerjoin(AdapterRevision, AdapterRevision.id == Request.adapter_revision_id)
-        .where(Request.id.in_(won))
-    )
-    return {
-        request.id: _Dispatched(
-            request, weight, AdapterRef(digest=digest, rank=rank or 0) if digest else None
-        )
-        for request, weight, digest, rank in rows
-    }
-
-
-def _message(dispatched: _Dispatched, prepared: Prepared) -> GenerateRequest:
+def _message(dispatched: Dispatched, prepared: Prepared) -> GenerateRequest:
     row = dispatched.request
     return GenerateRequest(
         request_id=RequestId(row.id),

@@ -6,7 +6,8 @@ from sqlalchemy import Select, func, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from gateway.auth.scope import TenantScope
-from gateway.jobs.states import is_out
+from gateway.jobs.states import is_open, is_out
+from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.models import Request, Result
@@ -68,3 +69,14 @@ class JobRepository:
 
     def add(self, row: Request) -> None:
         self._session.add(row)
+
+
+async def overdue(session: ReadSession, limit: int) -> list[str]:
+    """Ids of all tenants' open jobs and calls whose deadline has passed, the oldest first."""
+    rows = await session.scalars(
+        select(Request.id)
+        .where(is_open(), Request.deadline_at <= now_ms(), Request.batch_id.is_(None))
+        .order_by(Request.deadline_at)
+        .limit(limit)
+    )
+    return list(rows)

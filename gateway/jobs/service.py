@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import structlog
-from sqlalchemy import select
 
 from gateway.auth.principal import Principal
 from gateway.auth.scope import TenantScope
 from gateway.errors import Conflict, NotFound
 from gateway.jobs.dispatch import CANCELLED, dispatch
 from gateway.jobs.parameters import wrong_value
-from gateway.jobs.repository import JobRepository
+from gateway.jobs.repository import JobRepository, overdue
 from gateway.jobs.schemas import CreateJob
 from gateway.jobs.settlement import Settlement, lock, settle
-from gateway.jobs.states import TERMINAL, is_open
+from gateway.jobs.states import TERMINAL
 from gateway.jobs.storable import refuse_nul
 from gateway.jobs.submission import (
     Plan,
@@ -138,13 +137,7 @@ async def expire_jobs(context: Context) -> int:
     total = 0
     while True:
         async with context.database.read() as session:
-            overdue = await session.scalars(
-                select(Request.id)
-                .where(is_open(), Request.deadline_at <= now_ms(), Request.batch_id.is_(None))
-                .order_by(Request.deadline_at)
-                .limit(_SWEEP)
-            )
-            ids = list(overdue)
+            ids = await overdue(session, _SWEEP)
         if ids:
             total += len(await end_early(context, ids, EXPIRED))
         if len(ids) < _SWEEP:

@@ -18,12 +18,12 @@ from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from sqlalchemy import update
 
+from gateway import heartbeats
 from gateway.batches.sweep import sweep_batches
-from gateway.control import names
 from gateway.control.app import CONTROL, beat, works
 from gateway.control.broker import CeleryTasks, celery_tasks, make_celery
 from gateway.files.purge import purge_files, remove_orphans
-from gateway.kit import heartbeats
+from gateway.kit import task_names as names
 from gateway.kit.store import read_blob, write_blob
 from gateway.kit.tasks import RecordedTasks
 from gateway.models import Batch, File
