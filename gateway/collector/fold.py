@@ -7,6 +7,7 @@ A crash after the commit makes the events come again; they then change nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -59,16 +60,18 @@ class Fold:
         self._queue: RequestQueue = context.queues.queue(model)
         self._stream: EventStream = context.queues.events(model)
         self._untaken: list[StreamEntry] = []
+        self._one_at_a_time = asyncio.Lock()
 
     async def step(self, consumer: str, timeout: float) -> bool:
         """One read, or what an outage left unfinished. True when room came free in the queue."""
-        if not self._untaken:
-            self._untaken = await self._stream.read(consumer, EVENTS_PER_TRANSACTION, timeout)
-        if not self._untaken:
-            return False
-        freed = await self.take(self._untaken)
-        self._untaken = []
-        return freed
+        async with self._one_at_a_time:
+            if not self._untaken:
+                self._untaken = await self._stream.read(consumer, EVENTS_PER_TRANSACTION, timeout)
+            if not self._untaken:
+                return False
+            freed = await self.take(self._untaken)
+            self._untaken = []
+            return freed
 
     async def take(self, entries: Sequence[StreamEntry]) -> bool:
         events = [entry.event for entry in entries if entry.event is not None]
