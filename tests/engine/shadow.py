@@ -16,6 +16,7 @@ from worker.engine.batch import (
     ScheduledBatch,
     ScheduledSequence,
 )
+from worker.engine.metrics import AdapterCounts
 from worker.engine.sequence import Sequence
 from worker.protocol.types import AdapterRef
 
@@ -152,6 +153,9 @@ class ShadowResidency:
 
     def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
         return self.starts.get(adapter.digest, 0)
+
+    def counts(self) -> AdapterCounts:
+        return AdapterCounts(loads=len(self.loaded))
 
     def pin(self, adapter: AdapterRef) -> None:
         assert adapter.digest in self.loaded, f"{adapter.digest} is pinned before it is ready"

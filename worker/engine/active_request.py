@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker.engine.batch import SampledToken
 from worker.engine.detokenizer import ChoiceText
+from worker.engine.latency import RequestTimes
 from worker.engine.outputs import DeltaOutput, FinishedOutput
 from worker.engine.sequence import Sequence
 from worker.protocol.types import Choice, FinishReason, RequestId, TokenUsage
@@ -19,7 +20,7 @@ class ActiveRequest:
     sequences: tuple[Sequence, ...]
     texts: tuple[ChoiceText, ...]
     streamed: bool
-    started: bool = False
+    times: RequestTimes
     open_choices: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +49,8 @@ class ActiveRequest:
         if not self.streamed:
             return None
         index = len(sequence.output_ids) - 1
-        return DeltaOutput(self.request_id, choice, index, (sampled.token_id,), new)
+        logprobs = None if sampled.logprob is None else (sampled.logprob,)
+        return DeltaOutput(self.request_id, choice, index, (sampled.token_id,), new, logprobs)
 
     def finished(self) -> FinishedOutput:
         """The answer. Prompt tokens count once, those cached as the first choice found them."""

@@ -12,11 +12,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.engine.batch import AdapterLoadError
 from worker.engine.host_adapters import HostAdapters
 from worker.engine.lora import LoadedAdapter, RankPool
+from worker.engine.metrics import AdapterCounts
 from worker.engine.rank_rows import RankRows
 from worker.protocol.types import AdapterRef
 
@@ -65,6 +66,7 @@ class AdapterCache:
         self._resident: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
         self._failures: dict[str, _Failure] = {}
         self._host = HostAdapters(host_memory)
+        self._counts = AdapterCounts()
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loader")
 
     def close(self) -> None:
@@ -117,6 +119,10 @@ class AdapterCache:
             ready = [digest for digest, entry in self._resident.items() if entry.ready]
             return tuple(dict.fromkeys([*ready, *self._host.digests()]))
 
+    def counts(self) -> AdapterCounts:
+        with self._lock:
+            return self._counts
+
     def _ready(self, adapter: AdapterRef) -> _Resident:
         resident = self._resident[adapter.digest]
         if not resident.ready:
@@ -145,6 +151,7 @@ class AdapterCache:
             if self._rows.num_free >= rank:
                 break
             self._rows.give_back(self._resident.pop(digest).rows)
+            self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
         return True
 
     def _load(self, adapter: AdapterRef) -> None:
@@ -159,6 +166,7 @@ class AdapterCache:
         else:
             with self._lock:
                 self._resident[adapter.digest].ready = True
+                self._counts = replace(self._counts, loads=self._counts.loads + 1)
         self._on_change()
 
     def _fetch(self, adapter: AdapterRef) -> LoadedAdapter:
@@ -178,6 +186,7 @@ class AdapterCache:
         until = self._clock() + self._retry_after if retried else None
         with self._lock:
             self._failures[adapter.digest] = _Failure(error, until)
+            self._counts = replace(self._counts, failures=self._counts.failures + 1)
             self._rows.give_back(self._resident.pop(adapter.digest).rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from worker.engine.metrics import AdapterCounts
 from worker.engine.sequence import Sequence
 from worker.protocol.errors import AdapterLoadError as AdapterLoadError
 from worker.protocol.types import AdapterRef, TokenLogprob
@@ -79,3 +80,5 @@ class AdapterResidency(Protocol):
 
     def resident(self) -> tuple[str, ...]:
         """Digests on the device or in host memory."""
+
+    def counts(self) -> AdapterCounts: ...

@@ -9,7 +9,6 @@ one thread.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,7 +17,8 @@ from worker.engine.batch import AdapterResidency, Runner, SampledToken, Schedule
 from worker.engine.config import SchedulerConfig
 from worker.engine.detokenizer import ChoiceText, Detokenizer, TextDecoder, byte_tokens
 from worker.engine.errors import InvalidRequest
-from worker.engine.metrics import EngineCounters, EngineStats
+from worker.engine.latency import Latencies, RequestTimes
+from worker.engine.metrics import EngineCounters, EngineStats, unused_slots
 from worker.engine.outputs import (
     CancelledOutput,
     EngineOutput,
@@ -29,6 +29,7 @@ from worker.engine.outputs import (
 from worker.engine.request_check import check_request
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.snapshot import engine_stats
 from worker.protocol.types import AdapterRef, Capacity, RequestId, SamplingParams, WorkerLimits
 
 PREDICTED_OUTPUT = 128
@@ -55,6 +56,8 @@ class Engine:
     ) -> None:
         self.config = config
         self.counters = EngineCounters()
+        self.latencies = Latencies()
+        self._now = now
         self.scheduler = Scheduler(
             config, adapters, model_revision, counters=self.counters, now=now
         )
@@ -117,7 +120,8 @@ class Engine:
             for _ in sequences
         )
         self._arrivals += 1
-        self._requests[request_id] = ActiveRequest(request_id, sequences, texts, stream)
+        times = RequestTimes(added=self._now())
+        self._requests[request_id] = ActiveRequest(request_id, sequences, texts, stream, times)
         for sequence in sequences:
             self.scheduler.add(sequence)
 
@@ -132,6 +136,7 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Schedule, execute and account for one step. Exceptions of the runner pass through."""
+        began = self._now()
         batch = self.scheduler.schedule()
         for sequence, error in self.scheduler.take_failed():
             code: StepFailureCode = (
@@ -142,7 +147,7 @@ class Engine:
             batch = self._without_failed(batch)
         self._last_batch = batch
         if batch.sequences:
-            self._account(batch, self._runner.execute(batch))
+            self._account(batch, self._runner.execute(batch), began, self._now())
         self.counters.steps += 1
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -176,39 +181,38 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        scheduler = self.scheduler
-        return EngineStats(
-            counters=dataclasses.replace(self.counters),
-            blocks=self.config.num_blocks,
-            blocks_used=scheduler.blocks.num_used,
-            blocks_cached=scheduler.blocks.cache.num_unused,
-            evictions=scheduler.blocks.evictions,
-            running=len(scheduler.running),
-            waiting=len(scheduler.admission.queue),
-            step_tokens=self._last_batch.num_tokens,
-            step_sequences=len(self._last_batch.sequences),
-            token_budget=self.config.token_budget,
-        )
+        counts = self._adapters.counts()
+        return engine_stats(self.scheduler, self._last_batch, counts, self.latencies)
 
-    def _account(self, batch: ScheduledBatch, tokens: list[SampledToken]) -> None:
+    def _account(
+        self, batch: ScheduledBatch, tokens: list[SampledToken], began: float, ended: float
+    ) -> None:
         sampling = [scheduled.sequence for scheduled in batch.sequences if scheduled.samples]
         pairs = list(zip(sampling, tokens, strict=True))
         self.scheduler.complete(batch)
+        self._count_slots()
         for scheduled in batch.sequences:
             request = self._requests[scheduled.sequence.request_id]
-            if not request.started:
-                request.started = True
+            if request.times.computed is None:
+                request.times.computed = began
                 self._outputs.append(StartedOutput(request.request_id))
         for sequence, sampled in pairs:
             if sequence.request_id in self._requests:
-                self._append(sequence, sampled)
+                self._append(sequence, sampled, ended)
 
-    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
+    def _count_slots(self) -> None:
+        size, scheduler = self.config.block_size, self.scheduler
+        self.counters.allocated_slots += scheduler.blocks.num_used * size
+        self.counters.unused_slots += unused_slots(scheduler.running, size)
+
+    def _append(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         if sampled.error is not None:
             self._fail(sequence.request_id, "numerical_error", sampled.error)
             return
         request = self._requests[sequence.request_id]
         self.counters.output_tokens += 1
+        if request.times.answered is None:
+            request.times.answered = now
         delta = request.append(sequence.choice, sampled, self._eos, self.config.context_tokens)
         if delta is not None:
             self._outputs.append(delta)
@@ -218,6 +222,7 @@ class Engine:
         if not request.open_choices:
             del self._requests[request.request_id]
             self.counters.finished += 1
+            self.latencies.finished(request.times, now)
             self._outputs.append(request.finished())
 
     def _fail(self, request_id: RequestId, code: StepFailureCode, message: str) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
 from worker.engine.batch import SampledToken, ScheduledBatch
+from worker.engine.metrics import AdapterCounts
 from worker.engine.sequence import Sequence
 from worker.protocol.types import AdapterRef, TokenLogprob
 
@@ -75,12 +77,14 @@ class NullResidency:
         self._rank = rank
         self._pins: Counter[str] = Counter()
         self._resident: OrderedDict[str, int] = OrderedDict()
+        self._counts = AdapterCounts()
 
     def prepare(self, adapter: AdapterRef) -> bool:
         if adapter.digest not in self._resident:
             if adapter.rank > self.free_rank():
                 return False
             self._make_room(adapter.rank)
+            self._counts = replace(self._counts, loads=self._counts.loads + 1)
             self._resident[adapter.digest] = adapter.rank
         self._resident.move_to_end(adapter.digest)
         return True
@@ -104,12 +108,16 @@ class NullResidency:
     def resident(self) -> tuple[str, ...]:
         return tuple(self._resident)
 
+    def counts(self) -> AdapterCounts:
+        return self._counts
+
     def _make_room(self, rank: int) -> None:
         empty = self._rank - sum(self._resident.values())
         for digest in [d for d in self._resident if not self._pins[d]]:
             if empty >= rank:
                 return
             empty += self._resident.pop(digest)
+            self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
 
 
 def _mix(number: int) -> int:
