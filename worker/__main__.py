@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from worker.runtime.errors import StartError
-from worker.settings import WorkerSettings, model_name_of, parse_bytes, unique_name
+from worker.runtime.generate import generate
+from worker.runtime.options import engine_options
+from worker.settings import WorkerSettings, model_name_of, unique_name
 
 DATA = Path("~/.local/share/batten")
 
 
-Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-
-
-class Bytes(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_bytes(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _positive(default: int | None, name: str, help: str) -> Decorator:
-    return click.option(
-        f"--{name}",
-        type=click.IntRange(1),
-        default=default,
-        envvar=f"BATTEN_{name.replace('-', '_').upper()}",
-        show_default=default is not None,
-        help=help,
-    )
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": False})
-@click.option("--model", envvar="BATTEN_MODEL", help="Base model: a local folder or a hub id.")
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": False},
+)
 @click.option(
     "--model-name", envvar="BATTEN_MODEL_NAME", help="Name that clients use; default: the folder's."
 )
@@ -61,25 +39,7 @@ def _positive(default: int | None, name: str, help: str) -> Decorator:
     envvar="BATTEN_DATA",
     help="Data directory: where the store and the cache lie unless named.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    envvar="BATTEN_DTYPE",
-    show_default=True,
-    help="Type of the weights; auto: bfloat16 where the device computes in it.",
-)
-@click.option(
-    "--kv-memory",
-    type=Bytes(),
-    envvar="BATTEN_KV_MEMORY",
-    help="Memory for keys and values, such as 2GiB; default: what the device has left.",
-)
-@_positive(256, "max-sequences", "Most sequences running at once.")
-@_positive(2048, "token-budget", "Most tokens computed in one step.")
-@_positive(256, "adapter-rank", "Sum of the ranks of the adapters on the device.")
-@_positive(None, "context-tokens", "Longest context; default: the model's.")
-@_positive(None, "threads", "Compute threads; default: the physical cores.")
+@engine_options
 @click.option(
     "--engine",
     type=click.Choice(["hf", "null"]),
@@ -108,6 +68,15 @@ def _positive(default: int | None, name: str, help: str) -> Decorator:
     show_default=True,
     help="Time to finish what runs after SIGTERM; the rest is given back.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    envvar="BATTEN_METRICS_PORT",
+    help="Serve Prometheus metrics of this engine there; 0: on any free port.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", envvar="BATTEN_METRICS_HOST", show_default=True
+)
 @click.option("--log-level", default="INFO", envvar="BATTEN_LOG_LEVEL", show_default=True)
 @click.option(
     "--log-format",
@@ -116,8 +85,12 @@ def _positive(default: int | None, name: str, help: str) -> Decorator:
     envvar="BATTEN_LOG_FORMAT",
     show_default=True,
 )
-def main(data: Path, name: str | None, **options: Any) -> None:
+@click.pass_context
+def main(ctx: click.Context, /, data: Path, name: str | None, **options: Any) -> None:
     """Run one engine: it takes work from the queue in Redis and answers into it."""
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
+        return
     from worker.runtime.process import run
 
     try:
@@ -126,6 +99,14 @@ def main(data: Path, name: str | None, **options: Any) -> None:
         click.echo(f"Error: {error}", err=True)
         status = 1
     sys.exit(status)
+
+
+def _refuse_options(ctx: click.Context) -> None:
+    """Options of the worker would be ignored by a subcommand. Raises click.UsageError."""
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} must come after {ctx.invoked_subcommand}")
 
 
 def worker_settings(
@@ -154,6 +135,9 @@ def worker_settings(
         worker=unique_name(name),
         **rest,
     )
+
+
+main.add_command(generate)
 
 
 if __name__ == "__main__":

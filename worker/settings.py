@@ -18,20 +18,12 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """`model` is a local folder or a hub id; `model_name` is what clients call it, and the name
-    of the queue. `store` holds the adapters. `kv_memory` (bytes) is None to measure the device.
-    `threads` None means every physical core; `null_delay` (seconds) is what a step of the null
-    engine takes. On a first SIGTERM the worker takes nothing new and has `drain_seconds` to finish
-    what runs; the rest is given back to the queue.
+class EngineSettings:
+    """`model` is a local folder or a hub id. `kv_memory` (bytes) is None to measure the device,
+    `context_tokens` None for the model's own. `threads` None means every physical core.
     """
 
     model: str
-    model_name: str
-    redis_url: str = field(repr=False)
-    store: str
-    cache_dir: Path
-    worker: str
     dtype: DType = "auto"
     kv_memory: int | None = None
     max_sequences: int = 256
@@ -39,9 +31,26 @@ class WorkerSettings:
     adapter_rank: int = 256
     context_tokens: int | None = None
     threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(EngineSettings):
+    """`model_name` is what clients call the model, and the name of the queue. `store` holds the
+    adapters. `null_delay` (seconds) is what a step of the null engine takes. On a first SIGTERM
+    the worker takes nothing new and has `drain_seconds` to finish what runs; the rest is given
+    back to the queue. Without a `metrics_port` no metrics are served.
+    """
+
+    model_name: str
+    redis_url: str = field(repr=False)
+    store: str
+    cache_dir: Path
+    worker: str
     engine: EngineKind = "hf"
     drain_seconds: float = 30.0
     null_delay: float = 0.0
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     log_level: str = "INFO"
     log_format: LogFormat = "auto"
 

@@ -12,7 +12,7 @@ from worker.engine.config import SchedulerConfig
 from worker.engine.engine import Engine
 from worker.engine.null_runner import NullResidency, NullRunner
 from worker.runtime.errors import ModelUnusable
-from worker.settings import WorkerSettings
+from worker.settings import EngineSettings, WorkerSettings
 
 NULL_KV_TOKENS = 1_048_576
 BLOCK_SIZE = 16
@@ -23,9 +23,9 @@ def build_engine(settings: WorkerSettings) -> Engine:
     folder = model_folder(settings.model)
     if settings.engine == "null":
         return _null_engine(settings, folder)
-    from worker.runtime.build_hf import hf_engine
+    from worker.runtime.build_hf import serving_engine
 
-    return hf_engine(settings, folder)
+    return serving_engine(settings, folder)
 
 
 def model_folder(model: str) -> Path:
@@ -67,7 +67,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(file))
 
 
-def context_tokens(settings: WorkerSettings, of_model: int) -> int:
+def context_tokens(settings: EngineSettings, of_model: int) -> int:
     """Raises ModelUnusable when the setting exceeds what the model was made for."""
     if settings.context_tokens is not None and settings.context_tokens > of_model:
         raise ModelUnusable(
@@ -77,7 +77,7 @@ def context_tokens(settings: WorkerSettings, of_model: int) -> int:
 
 
 def scheduler_config(
-    settings: WorkerSettings, num_blocks: int, model_context: int
+    settings: EngineSettings, num_blocks: int, model_context: int
 ) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=num_blocks,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -12,6 +15,7 @@ from obstore.store import ObjectStore
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
+from worker.adapters.loader import LoadedAdapter
 from worker.adapters.source import AdapterSource
 from worker.adapters.store import AdapterStore, open_store
 from worker.engine.adapter_cache import AdapterCache
@@ -20,10 +24,11 @@ from worker.engine.engine import Engine
 from worker.engine.lora import RankPool
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
+from worker.protocol.types import AdapterRef
 from worker.runtime.build import BLOCK_SIZE, load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
 from worker.runtime.memory import free_memory, kv_memory
-from worker.settings import DType, WorkerSettings, physical_cores
+from worker.settings import DType, EngineSettings, WorkerSettings, physical_cores
 
 # What a folder with wrong, missing or damaged files makes the libraries raise.
 _UNREADABLE = (
@@ -37,19 +42,40 @@ _UNREADABLE = (
     SafetensorError,
 )
 
+Shapes = Mapping[str, tuple[int, int]]
+Source = Callable[[AdapterRef], LoadedAdapter]
+
 _log = structlog.get_logger(__name__)
 
 
-def hf_engine(settings: WorkerSettings, folder: Path) -> Engine:
-    """Raises ModelUnusable."""
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """`close` ends the threads that load adapters."""
+
+    engine: Engine
+    close: Callable[[], None]
+
+
+def serving_engine(settings: WorkerSettings, folder: Path) -> Engine:
+    """Takes its adapters from the object store. Raises ModelUnusable or StoreUnusable."""
+    store = AdapterStore(_open_store(settings.store), settings.cache_dir)
+    return hf_engine(settings, folder, partial(AdapterSource, store)).engine
+
+
+def hf_engine(
+    settings: EngineSettings, folder: Path, source_for: Callable[[Shapes], Source]
+) -> BuiltEngine:
+    """`source_for` (shapes of the model's modules) is where adapters come from.
+
+    Raises ModelUnusable.
+    """
     disable_progress_bar()
     torch.set_num_threads(settings.threads or physical_cores())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(folder)
     model = _load(folder, resolve_dtype(settings.dtype, device), device)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device)
-    store = AdapterStore(_open_store(settings.store), settings.cache_dir)
-    adapters = AdapterCache(pool, AdapterSource(store, model.lora_shapes))
+    adapters = AdapterCache(pool, source_for(model.lora_shapes))
     num_blocks = _num_blocks(settings, model)
     config = scheduler_config(settings, num_blocks, model.context_tokens)
     _log.info(
@@ -62,7 +88,8 @@ def hf_engine(settings: WorkerSettings, folder: Path) -> Engine:
         kv_tokens=config.kv_tokens,
     )
     runner = ModelRunner(model, num_blocks, BLOCK_SIZE, adapters)
-    return Engine(config, runner, adapters, tokenizer, model.eos_ids, model.revision)
+    engine = Engine(config, runner, adapters, tokenizer, model.eos_ids, model.revision)
+    return BuiltEngine(engine, adapters.close)
 
 
 def _open_store(url: str) -> ObjectStore:
@@ -99,7 +126,7 @@ def _load(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
         raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
 
 
-def _num_blocks(settings: WorkerSettings, model: ServedModel) -> int:
+def _num_blocks(settings: EngineSettings, model: ServedModel) -> int:
     memory = settings.kv_memory or kv_memory(free_memory(model.device), model.device.type)
     blocks = model.kv_layout.num_blocks(memory, BLOCK_SIZE)
     if blocks < 1:

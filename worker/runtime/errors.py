@@ -4,6 +4,7 @@ StartError
 ├── ModelUnusable       no such folder or hub id, or not a model that this release runs
 ├── QueueUnreachable    Redis does not answer at start (later it is retried for ever)
 ├── StoreUnusable       the object store's URL is wrong or its folder cannot be used
+├── MetricsUnservable   the port for metrics is taken or not ours to use
 └── WrongKernels        another package named `kernels` is imported instead of ours
 """
 
@@ -23,6 +24,10 @@ class QueueUnreachable(StartError):
 
 
 class StoreUnusable(StartError):
+    pass
+
+
+class MetricsUnservable(StartError):
     pass
 
 

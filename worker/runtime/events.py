@@ -34,6 +34,7 @@ def to_event(output: EngineOutput, request: GenerateRequest, worker: str) -> Gen
                 output.index,
                 output.token_ids,
                 output.text,
+                output.logprobs,
             )
         case FinishedOutput():
             return Finished(

@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import structlog
 from redis.asyncio import Redis
 
 from worker.engine.engine import Engine
+from worker.engine.metrics import EngineStats
 from worker.queue.base import QueueUnavailable
 from worker.queue.redis import RedisQueue, RedisWorkerDirectory, connect
 from worker.queue.settings import QueueSettings
@@ -20,6 +22,7 @@ from worker.runtime.errors import QueueUnreachable
 from worker.runtime.lifecycle import StopSwitch, serve
 from worker.runtime.logs import configure_logs
 from worker.runtime.loops import Rhythm
+from worker.runtime.metrics import serve_metrics
 from worker.runtime.own_kernels import check_own_kernels
 from worker.runtime.worker import Worker
 from worker.settings import WorkerSettings
@@ -44,6 +47,7 @@ async def _run(settings: WorkerSettings, engine: Engine) -> int:
     queue_settings = QueueSettings()
     queue = RedisQueue(client, settings.model_name, queue_settings)
     worker = Worker(settings.worker, engine, queue)
+    close_metrics = _serve_metrics(settings, worker)
     stop = StopSwitch()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,9 +62,23 @@ async def _run(settings: WorkerSettings, engine: Engine) -> int:
             drain_seconds=settings.drain_seconds,
         )
     finally:
+        close_metrics()
         await _close(queue, client)
         _end_at_once_if_busy(worker)
     return 0 if served else CRASHED
+
+
+def _serve_metrics(settings: WorkerSettings, worker: Worker) -> Callable[[], None]:
+    if settings.metrics_port is None:
+        return lambda: None
+
+    def stats() -> EngineStats:
+        return worker.thread.published.stats
+
+    host = settings.metrics_host
+    port, stop = serve_metrics(host, settings.metrics_port, settings.model_name, stats)
+    _log.info("metrics_served", url=f"http://{host}:{port}/metrics")
+    return stop
 
 
 async def _reach_queue(settings: WorkerSettings) -> None:

@@ -61,6 +61,7 @@ def worker_children(plan: UpPlan, env: Mapping[str, str]) -> list[ChildSpec]:
             {
                 **env,
                 **_share_of_machine(number, plan.workers, devices, env),
+                **_metrics_port(number, env),
                 "BATTEN_WORKER_NAME": label,
             },
             WORKER_STOP_SECONDS,
@@ -104,6 +105,14 @@ def _share_of_machine(
     if workers > 1 and "BATTEN_THREADS" not in env:
         return {"BATTEN_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
     return {}
+
+
+def _metrics_port(number: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Workers serve metrics on ports that follow the one given."""
+    port = env.get("BATTEN_METRICS_PORT", "")
+    return (
+        {"BATTEN_METRICS_PORT": str(int(port) + number)} if port.isdecimal() and port != "0" else {}
+    )
 
 
 def _visible_gpus(env: Mapping[str, str]) -> int:

@@ -1,0 +1,66 @@
+"""Command-line options that every command with an engine shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from worker.settings import parse_bytes
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class Bytes(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _positive(default: int | None, name: str, help: str) -> Decorator:
+    return click.option(
+        f"--{name}",
+        type=click.IntRange(1),
+        default=default,
+        envvar=f"BATTEN_{name.replace('-', '_').upper()}",
+        show_default=default is not None,
+        help=help,
+    )
+
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--model", envvar="BATTEN_MODEL", help="Base model: a local folder or a hub id."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        default="auto",
+        envvar="BATTEN_DTYPE",
+        show_default=True,
+        help="Type of the weights; auto: bfloat16 where the device computes in it.",
+    ),
+    click.option(
+        "--kv-memory",
+        type=Bytes(),
+        envvar="BATTEN_KV_MEMORY",
+        help="Memory for keys and values, such as 2GiB; default: what the device has left.",
+    ),
+    _positive(256, "max-sequences", "Most sequences running at once."),
+    _positive(2048, "token-budget", "Most tokens computed in one step."),
+    _positive(256, "adapter-rank", "Sum of the ranks of the adapters on the device."),
+    _positive(None, "context-tokens", "Longest context; default: the model's."),
+    _positive(None, "threads", "Compute threads; default: the physical cores."),
+)
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The fields of EngineSettings, as parameters of the same names."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
