@@ -48,6 +48,17 @@ def test_preflight_names_what_is_missing_and_how_to_get_it() -> None:
     assert "nstall" in done.stderr.splitlines()[-1]
 
 
+def test_packages_that_cannot_be_had_are_explained(tmp_path: Path) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name in ("python", "pip"):
+        (binaries / name).write_text("#!/bin/sh\nexit 1\n")
+        (binaries / name).chmod(0o755)
+    done = run(".ci/install", VENV=str(tmp_path))
+    assert done.returncode == 1
+    assert "PIP_INDEX_URL=" in done.stderr
+
+
 def test_ci_runs_the_tests() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "set -euo pipefail" in script
