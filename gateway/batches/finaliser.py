@@ -33,6 +33,8 @@ CANCEL_GRACE_MS = 30_000
 SUCCEEDED = ("completed",)
 UNSUCCESSFUL = ("failed", "cancelled", "expired")
 _BUFFER = 256 * 1024
+_LINE_ENDS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
+"""Text in JSON, but the end of a line for Python's `splitlines`, with which clients read files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ async def finalize_batch(context: Context, batch_id: str, grace_ms: int = CANCEL
 
 
 def result_line(request: Request, result: Result) -> bytes:
-    """One line of an output or error file, with its line end."""
+    """One line of an output or error file, with its line end, and no other that readers know."""
     response = None
     if result.status_code is not None:
         response = {
@@ -76,7 +78,10 @@ def result_line(request: Request, result: Result) -> bytes:
         "response": response,
         "error": result.error,
     }
-    return msgspec.json.encode(line) + b"\n"
+    encoded = msgspec.json.encode(line)
+    for raw, escaped in _LINE_ENDS.items():
+        encoded = encoded.replace(raw, escaped)
+    return encoded + b"\n"
 
 
 async def result_lines(

@@ -370,3 +370,15 @@ async def test_a_bad_call_is_refused_at_once(
     error = answer.json()["error"]
     assert error["code"] == code
     assert param is None or error["param"] == param
+
+
+async def test_every_answer_is_one_line_for_every_reader(
+    openai_client: AsyncOpenAI, deployment: Any
+) -> None:
+    """Python's `splitlines` ends lines at characters that JSON leaves as they are."""
+    custom_id = "a\u2028b\u2029c\x85d"
+    batch = await create(openai_client, line(custom_id))
+    await deployment.finish_all()
+    done = await openai_client.batches.retrieve(batch.id)
+    content = (await openai_client.files.content(done.output_file_id)).text
+    assert [json.loads(each)["custom_id"] for each in content.splitlines()] == [custom_id]
