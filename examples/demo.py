@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from customers import OnboardingError, onboard
-from report import print_report
+from report import print_error, print_report
 from rich.console import Console
 from runs import BatchError, bill, collect, follow, submit_all
 from stack import StackError, running_stack
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         demo(options, console)
     except (StackError, OnboardingError, BatchError) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
+        print_error(console, error)
         return 1
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running")

@@ -1,8 +1,9 @@
-"""What the demo prints at the end: answers side by side, accuracy, tokens, speed and the bill."""
+"""What is printed: answers side by side, accuracy, tokens, speed and the bill; and errors."""
 
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from runs import Run
@@ -45,7 +46,9 @@ def clip(text: str, limit: int = 3 * WIDTH) -> str:
 
 
 def print_totals(console: Console, runs: list[Run], bills: list[dict[str, Any]]) -> None:
-    table = Table(title="held-out accuracy, tokens and the bill", title_justify="left")
+    # Without its outer edges the table fits into eighty columns.
+    title = "held-out accuracy, tokens and the bill"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for heading in ("tenant", "model"):
         table.add_column(heading, no_wrap=True)
     for heading in ("right", "prompt", "cached", "output", "out/s", "bill"):
@@ -72,3 +75,8 @@ def seconds(run: Run) -> float:
 
 def dollars(nano: int) -> str:
     return f"${nano / 1e9:.6f}"
+
+
+def print_error(console: Console, error: Exception) -> None:
+    """As it is: not wrapped, and brackets in it are no markup."""
+    console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

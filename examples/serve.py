@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 from customers import Customer, OnboardingError, onboard
+from report import print_error
 from rich.console import Console
 from stack import Stack, StackError, running_stack, tail
 
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         serve(options, console)
     except (StackError, OnboardingError) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
+        print_error(console, error)
         return 1
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running")

@@ -60,6 +60,8 @@ async def register_base_model(session: WriteSession, name: str, source: str) -> 
 def read_config(source: str) -> dict[str, Any]:
     """config.json of a folder or of the hub. Blocks. Raises BaseModelUnreadable."""
     folder = Path(source).expanduser()
+    if source.startswith(("/", ".", "~")) and not folder.is_dir():
+        raise BaseModelUnreadable(f"there is no folder {source}")
     try:
         path = folder / "config.json" if folder.is_dir() else hf_hub_download(source, "config.json")
         config = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])

@@ -210,7 +210,10 @@ def test_a_child_that_cannot_start_ends_it_with_the_reason(start, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("model", "says"),
-    [("/no/such/folder", "cannot read config.json"), ("", "no model: give --model")],
+    [
+        ("/no/such/folder", "there is no folder /no/such/folder: --model"),
+        ("", "no model: give --model"),
+    ],
 )
 def test_a_wrong_model_is_said_before_anything_starts(start, model: str, says: str) -> None:
     up = start("--port", "0", BATTEN_MODEL=model)
