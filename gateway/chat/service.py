@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.auth.principal import Principal
@@ -17,19 +18,29 @@ from gateway.jobs.submission import (
     model_name,
     new_request,
     plan,
+    prompts_for,
     resolve_target,
 )
 from gateway.jobs.waiting import wait_for_end
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
+from gateway.kit.prompts import Prompts
 from gateway.models import Request, Result
 
 RETRY_AFTER_SECONDS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A synchronous call that was accepted. `prompts` spells its tokens."""
+
+    row: Request
+    prompts: Prompts
+
+
 async def begin(
     context: Context, principal: Principal, endpoint: Endpoint, body: dict[str, Any]
-) -> Request:
+) -> Call:
     """Submits and dispatches. Raises BadRequest, NotFound (model), Unavailable when no live
     worker serves the model, QueueUnavailable."""
     refuse_nul(body, "body")
@@ -48,7 +59,7 @@ async def begin(
     async with context.database.write() as session:
         JobRepository(session, principal.scope).add(row)
     await dispatch_now(context, row, planned)
-    return row
+    return Call(row, await prompts_for(context, target))
 
 
 async def finish(context: Context, principal: Principal, row: Request) -> Result:

@@ -78,6 +78,7 @@ def _message(dispatched: Dispatched, prepared: Prepared) -> GenerateRequest:
         weight=dispatched.weight,
         order=queue_order(row.sort_key),
         isolation=isolation_after(row.crashes),
+        stream=row.kind == "call" and bool((row.body or {}).get("stream")),
     )
 
 

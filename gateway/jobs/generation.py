@@ -35,6 +35,7 @@ _SHARED = frozenset(
         "stop",
         "seed",
         "ignore_eos",
+        "stream",
         *parameters.FLOATS,
     }
 )
@@ -70,6 +71,7 @@ def new_seed() -> int:
 def parse_generation(endpoint: str, body: Body, prompts: Prompts, seed: int | None) -> Generation:
     """`seed` overrides the body's: pinned at submission. Raises BadRequest."""
     parameters.refuse_unsupported(body, _HONOURED[endpoint])
+    parameters.boolean(body, "stream")
     max_tokens = _max_tokens(body)
     sampling = _sampling(endpoint, body, prompts, max_tokens, seed)
     if endpoint == CHAT:

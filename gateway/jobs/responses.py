@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.jobs.generation import CHAT
 from gateway.kit.prompts import Prompts
+from gateway.models import Request
 from worker.protocol.messages import FailureCode, Finished
 from worker.protocol.types import Choice, TokenLogprob, TokenUsage
 
@@ -39,14 +40,30 @@ class Answered:
     adapter_revision_id: str | None
     created: int
 
+    @property
+    def answer_id(self) -> str:
+        """`chatcmpl-…` or `cmpl-…`."""
+        kind = "chatcmpl" if self.endpoint == CHAT else "cmpl"
+        return f"{kind}-{self.request_id.partition('_')[2]}"
+
+
+def answered(row: Request) -> Answered:
+    return Answered(
+        request_id=row.id,
+        endpoint=row.endpoint,
+        model=row.model,
+        base_model=row.base_model,
+        adapter_revision_id=row.adapter_revision_id,
+        created=row.created_at // 1000,
+    )
+
 
 def response_body(of: Answered, finished: Finished, prompts: Prompts) -> JsonBody:
     """chat.completion or text_completion."""
     chat = of.endpoint == CHAT
-    suffix = of.request_id.partition("_")[2]
     choices = sorted(finished.choices, key=lambda choice: choice.index)
     return {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{suffix}",
+        "id": of.answer_id,
         "object": "chat.completion" if chat else "text_completion",
         "created": of.created,
         "model": of.model,
@@ -89,7 +106,9 @@ def attempts_exhausted(attempts: int) -> tuple[int, JsonBody]:
 
 def error_body(status: int, code: str, message: str, param: str | None = None) -> JsonBody:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"error": {"message": _storable(message), "type": kind, "param": param, "code": code}}
+    return {
+        "error": {"message": storable_text(message), "type": kind, "param": param, "code": code}
+    }
 
 
 def _chat_choice(choice: Choice, prompts: Prompts) -> JsonBody:
@@ -97,11 +116,13 @@ def _chat_choice(choice: Choice, prompts: Prompts) -> JsonBody:
     return {
         "index": choice.index,
         "message": {"role": "assistant", "content": _text(choice), "refusal": None},
-        "logprobs": None
-        if logprobs is None
-        else {"content": [_chat_logprob(each, prompts) for each in logprobs], "refusal": None},
+        "logprobs": None if logprobs is None else chat_logprobs(logprobs, prompts),
         "finish_reason": choice.finish_reason,
     }
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob], prompts: Prompts) -> JsonBody:
+    return {"content": [_chat_logprob(each, prompts) for each in logprobs], "refusal": None}
 
 
 def _chat_logprob(token: TokenLogprob, prompts: Prompts) -> JsonBody:
@@ -111,7 +132,7 @@ def _chat_logprob(token: TokenLogprob, prompts: Prompts) -> JsonBody:
 
 def _token(token_id: int, logprob: float, prompts: Prompts) -> JsonBody:
     return {
-        "token": _storable(prompts.token_text(token_id)),
+        "token": storable_text(prompts.token_text(token_id)),
         "logprob": _finite(logprob),
         "bytes": list(prompts.token_bytes(token_id)),
     }
@@ -121,14 +142,15 @@ def _text_choice(choice: Choice, prompts: Prompts) -> JsonBody:
     return {
         "index": choice.index,
         "text": _text(choice),
-        "logprobs": None if choice.logprobs is None else _text_logprobs(choice.logprobs, prompts),
+        "logprobs": None if choice.logprobs is None else text_logprobs(choice.logprobs, prompts),
         "finish_reason": choice.finish_reason,
     }
 
 
-def _text_logprobs(logprobs: Sequence[TokenLogprob], prompts: Prompts) -> JsonBody:
-    texts = [_storable(prompts.token_text(each.token_id)) for each in logprobs]
-    offsets, offset = [], 0
+def text_logprobs(logprobs: Sequence[TokenLogprob], prompts: Prompts, offset: int = 0) -> JsonBody:
+    """`offset`: how long the tokens before these are, written out one by one."""
+    texts = [storable_text(prompts.token_text(each.token_id)) for each in logprobs]
+    offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
@@ -137,7 +159,7 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], prompts: Prompts) -> JsonBo
         "token_logprobs": [_finite(each.logprob) for each in logprobs],
         "top_logprobs": [
             {
-                _storable(prompts.token_text(token_id)): _finite(logprob)
+                storable_text(prompts.token_text(token_id)): _finite(logprob)
                 for token_id, logprob in each.top
             }
             for each in logprobs
@@ -147,10 +169,10 @@ def _text_logprobs(logprobs: Sequence[TokenLogprob], prompts: Prompts) -> JsonBo
 
 
 def _text(choice: Choice) -> str:
-    return _storable(choice.text)
+    return storable_text(choice.text)
 
 
-def _storable(text: str) -> str:
+def storable_text(text: str) -> str:
     """Postgres keeps no NUL in JSON."""
     return text.replace("\0", "\ufffd")
 

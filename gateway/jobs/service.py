@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
 from gateway.auth.principal import Principal
 from gateway.auth.scope import TenantScope
-from gateway.errors import Conflict, NotFound
+from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.jobs.dispatch import CANCELLED, dispatch
 from gateway.jobs.parameters import wrong_value
 from gateway.jobs.repository import JobRepository, overdue
@@ -53,6 +55,7 @@ async def prepare_job(
     (model)."""
     deadline_at = _deadline(wanted.deadline)
     refuse_nul(wanted.body, "body")
+    _refuse_streaming(wanted.body)
     async with context.database.read() as session:
         target = await resolve_target(session, principal.scope, model_name(wanted.body))
     planned = await plan(context, target, wanted.endpoint, wanted.body)
@@ -142,6 +145,16 @@ async def expire_jobs(context: Context) -> int:
             total += len(await end_early(context, ids, EXPIRED))
         if len(ids) < _SWEEP:
             return total
+
+
+def _refuse_streaming(body: Mapping[str, Any]) -> None:
+    """A job's answer is fetched whole. Raises BadRequest."""
+    if body.get("stream"):
+        raise BadRequest(
+            "Unsupported parameter: 'stream' is not supported for jobs.",
+            code="unsupported_parameter",
+            param="stream",
+        )
 
 
 def _deadline(seconds: int | None) -> int:

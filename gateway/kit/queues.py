@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
-from worker.queue.base import CompletionBell, EventStream, RequestQueue, WorkerDirectory
+from worker.queue.base import (
+    CompletionBell,
+    EventStream,
+    RequestQueue,
+    TokenStream,
+    WorkerDirectory,
+)
 from worker.queue.redis import (
     RedisCompletionBell,
     RedisEventStream,
     RedisQueue,
+    RedisTokenStream,
     RedisWorkerDirectory,
     connect,
 )
+from worker.queue.settings import QueueSettings
 
 
 class Queues:
     """Ports by model name. Close it in the event loop that used it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, settings: QueueSettings | None = None) -> None:
+        self._settings = settings or QueueSettings()
         self._client: Redis = connect(url)
         self._queues: dict[str, RedisQueue] = {}
         self.directory: WorkerDirectory = RedisWorkerDirectory(self._client)
@@ -25,11 +34,14 @@ class Queues:
 
     def queue(self, model: str) -> RequestQueue:
         if model not in self._queues:
-            self._queues[model] = RedisQueue(self._client, model)
+            self._queues[model] = RedisQueue(self._client, model, self._settings)
         return self._queues[model]
 
     def events(self, model: str) -> EventStream:
-        return RedisEventStream(self._client, model)
+        return RedisEventStream(self._client, model, settings=self._settings)
+
+    def tokens(self, model: str) -> TokenStream:
+        return RedisTokenStream(self._client, model)
 
     async def close(self) -> None:
         await self._client.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.protocol.types import Choice, RequestId, TokenUsage
+from worker.protocol.types import Choice, RequestId, TokenLogprob, TokenUsage
 
 StepFailureCode = Literal["adapter_unavailable", "adapter_invalid", "numerical_error"]
 
@@ -30,6 +30,7 @@ class DeltaOutput:
     index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

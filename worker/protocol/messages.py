@@ -19,6 +19,7 @@ from worker.protocol.types import (
     RequestId,
     SamplingParams,
     TenantId,
+    TokenLogprob,
     TokenUsage,
 )
 
@@ -74,12 +75,14 @@ class Started(_Event, frozen=True, tag="started"):
 
 
 class Delta(_Event, frozen=True, tag="delta"):
-    """Tokens of choice `choice` from position `index` on, while the request runs."""
+    """Tokens of choice `choice` from position `index` on, while the request runs. `logprobs`:
+    one for each token, where they were asked for."""
 
     choice: int
     index: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Finished(_Event, frozen=True, tag="finished"):

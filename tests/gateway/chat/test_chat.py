@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -186,15 +185,3 @@ async def test_a_client_that_disconnects_cancels(
     async with deployment.context.database.read() as session:
         [row] = await session.scalars(select(Request))
     assert row.state == "cancelled"
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_streaming_is_refused_by_name(
-    client: httpx.AsyncClient, deployment: Any, worker: None, path: str
-) -> None:
-    body = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi", "stream": True}
-    body.pop("prompt" if "chat" in path else "messages")
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "unsupported_parameter"
-    assert answer.json()["error"]["param"] == "stream"
