@@ -95,8 +95,6 @@ def new_batch(principal: Principal, wanted: CreateBatch, file: File) -> Batch:
         (
             "validated_offset",
             "validated_lines",
-            "expanded_offset",
-            "expanded_lines",
             "total",
             "completed",
             "failed",

@@ -13,8 +13,9 @@ _OPEN = "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
 class Batch(Base):
     """Many requests from one input file (status transitions: `gateway.batches.state`).
 
-    `expanded_*` is how far validation and expansion have come, so that they resume after a
-    crash. Counts change in the transaction that changes the rows they count.
+    `validated_*` is how far validation has come, which expands each good line into a held
+    request as it goes, so that it resumes after a crash. Counts change in the transaction that
+    changes the rows they count.
     """
 
     __tablename__ = "batches"
@@ -39,8 +40,6 @@ class Batch(Base):
     user_metadata: Mapped[JsonObject | None]
     validated_offset: Mapped[Count]
     validated_lines: Mapped[Count]
-    expanded_offset: Mapped[Count]
-    expanded_lines: Mapped[Count]
     total: Mapped[Count]
     completed: Mapped[Count]
     failed: Mapped[Count]

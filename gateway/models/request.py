@@ -9,7 +9,7 @@ from gateway.models.base import Base, Count, Id, JsonObject, Ms
 class Request(Base):
     """One generation: a job, a synchronous call, or one line of a batch.
 
-        queued → dispatched → running → completed | failed | cancelled | expired
+        held → queued ⇄ dispatched → running → completed | failed | cancelled | expired
 
     `attempt` grows with each dispatch; an event of an older attempt changes nothing.
     `epoch` names the life of Redis it was dispatched in. `crashes` counts lost leases,

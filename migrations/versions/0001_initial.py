@@ -193,8 +193,6 @@ def create_tables() -> None:
         sa.Column("user_metadata", JSON, nullable=True),
         sa.Column("validated_offset", sa.BigInteger(), nullable=False),
         sa.Column("validated_lines", sa.BigInteger(), nullable=False),
-        sa.Column("expanded_offset", sa.BigInteger(), nullable=False),
-        sa.Column("expanded_lines", sa.BigInteger(), nullable=False),
         sa.Column("total", sa.BigInteger(), nullable=False),
         sa.Column("completed", sa.BigInteger(), nullable=False),
         sa.Column("failed", sa.BigInteger(), nullable=False),
