@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -9,9 +10,9 @@ from fastapi.responses import JSONResponse, Response
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.adapters.repository import BaseModelRepository
 from gateway.auth.dependencies import AdminPrincipal
 from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
@@ -41,11 +42,21 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(context: AppContext) -> JSONResponse:
-    """The database and Redis answer too: 200, else 503 and which one does not."""
-    checks = {"database": await _database(context), "redis": await _redis(context)}
-    ready = all(state == "ok" for state in checks.values())
-    status = "ok" if ready else "unavailable"
-    return JSONResponse({"status": status, "checks": checks}, 200 if ready else 503)
+    """The database and Redis answer too: 200, else 503 and which one does not. `workers` counts
+    the live ones of each model: 0 is no reason to send no traffic, as batches and jobs wait."""
+    models, live = await _models(context), await _live(context)
+    checks = {
+        "database": "unavailable" if models is None else "ok",
+        "redis": "unavailable" if live is None else "ok",
+    }
+    ready = models is not None and live is not None
+    counts = {**dict.fromkeys(models or (), 0), **Counter(live or ())}
+    body = {
+        "status": "ok" if ready else "unavailable",
+        "checks": checks,
+        "workers": counts if live is not None else None,
+    }
+    return JSONResponse(body, 200 if ready else 503)
 
 
 @router.get("/v1/admin/workers", tags=["admin"])
@@ -60,18 +71,18 @@ async def metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _database(context: Context) -> str:
+async def _models(context: Context) -> list[str] | None:
+    """Names of base models; None when the database does not answer."""
     try:
         async with context.database.read() as session:
-            await session.execute(text("SELECT 1"))
+            return [base.name for base in await BaseModelRepository(session).all()]
     except SQLAlchemyError:
-        return "unavailable"
-    return "ok"
+        return None
 
 
-async def _redis(context: Context) -> str:
+async def _live(context: Context) -> list[str] | None:
+    """The model of every live worker; None when Redis does not answer."""
     try:
-        await context.queues.directory.workers()
+        return [worker.model for worker in await context.queues.directory.workers()]
     except QueueUnavailable:
-        return "unavailable"
-    return "ok"
+        return None

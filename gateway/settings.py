@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     file_bytes: int = Field(200 * 2**20, ge=1, description="Largest uploaded file")
     batch_lines: int = Field(50_000, ge=1, description="Most lines of a batch")
     line_bytes: int = Field(2**20, ge=1, description="Longest line of a batch file")
+    batch_errors: int = Field(1000, ge=1, description="Most errors listed of an invalid batch")
     custom_id_chars: int = Field(512, ge=1, description="Longest custom_id")
     body_bytes: int = Field(4 * 2**20, ge=1, description="Largest JSON body of a call")
     adapter_bytes: int = Field(2 * 2**30, ge=1, description="Largest adapter upload")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -8,14 +8,22 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from gateway.auth.dependencies import CurrentPrincipal
 from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
 from gateway.batches import service
+from gateway.batches.creation import Creation
+from gateway.batches.estimate import estimate
 from gateway.batches.finaliser import SUCCEEDED, UNSUCCESSFUL, result_lines
 from gateway.batches.repository import BatchRepository
-from gateway.batches.schemas import BatchObject, CreateBatch, show_batch
+from gateway.batches.retry import retried
+from gateway.batches.schemas import (
+    BatchEstimate,
+    BatchObject,
+    CreateBatch,
+    RetryBatch,
+    show_batch,
+)
 from gateway.batches.state import TERMINAL
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
-from gateway.kit.store import delete_blob
-from gateway.kit.task_names import FINALIZE, VALIDATE
+from gateway.kit.task_names import FINALIZE
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -34,30 +42,36 @@ async def create_batch(
     inline = None
     if wanted.requests is not None:
         inline = await service.inline_file(context, principal.scope, wanted)
-    created: list[str] = []
-    try:
-        async with context.database.write() as session:
+    work = Creation(context, tasks, principal, idempotency, fingerprint)
+    return await work.create(wanted, inline)
 
-            async def create() -> dict[str, Any]:
-                if inline is not None:
-                    session.add(inline)
-                    await session.flush()
-                file = inline or await service.input_file(
-                    session, principal.scope, wanted.input_file_id or ""
-                )
-                batch = service.new_batch(principal, wanted, file)
-                BatchRepository(session, principal.scope).add(batch)
-                await session.flush()
-                created.append(batch.id)
-                return show_batch(batch).model_dump()
 
-            response = await idempotency.once(session, fingerprint, create)
-    finally:
-        if inline is not None and not created:
-            await delete_blob(context.store, inline.store_key)
-    for batch_id in created:
-        await tasks.send(VALIDATE, batch_id)
-    return response
+@router.post("/estimate")
+async def estimate_batch(
+    wanted: CreateBatch, context: AppContext, principal: CurrentPrincipal
+) -> BatchEstimate:
+    """What the batch would cost, and when it would end. Nothing is stored."""
+    service.check_create(wanted)
+    return await estimate(context, principal, wanted)
+
+
+@router.post("/{batch_id}/retry", response_model=BatchObject)
+async def retry_batch(
+    batch_id: str,
+    context: AppContext,
+    tasks: AppTasks,
+    principal: CurrentPrincipal,
+    idempotency: CurrentIdempotency,
+    fingerprint: Annotated[str, Depends(body_fingerprint)],
+    wanted: RetryBatch | None = None,
+) -> JSONResponse:
+    """A new batch of the lines that failed, expired or were cancelled."""
+    options = wanted or RetryBatch()
+    if options.completion_window is not None:
+        service.window_ms(options.completion_window)
+    again, file = await retried(context, principal.scope, batch_id, options)
+    work = Creation(context, tasks, principal, idempotency, fingerprint)
+    return await work.create(again, file)
 
 
 @router.get("")

@@ -38,11 +38,23 @@ async def record(context: Context, before: Batch, chunk: Chunk, checked: Checked
             batch.failed += len(checked.refused)
         elif checked.refused:
             problems = [refused.problem.shown() for _, refused in checked.refused]
-            batch.errors = [*(batch.errors or []), *problems]
+            batch.errors = _capped(batch.errors or [], problems, context.settings.batch_errors)
         batch.validated_offset, batch.validated_lines = chunk.end, chunk.number
         batch.total += len(chunk.lines)
         await heartbeats.touch(session, activity(batch.id))
     return batch
+
+
+def _capped(errors: list[Any], new: list[Any], most: int) -> list[Any]:
+    """The first problems: a file of bad lines must not become as much JSON, written again for
+    every chunk. The last entry then says that there are more."""
+    if len(errors) > most or not new:
+        return errors
+    kept = [*errors, *new]
+    if len(kept) <= most:
+        return kept
+    more = Problem("too_many_errors", f"There are more errors: only {most:,} are listed.")
+    return [*kept[:most], more.shown()]
 
 
 async def _insert_held(session: WriteSession, batch: Batch, checked: Checked) -> None:

@@ -45,6 +45,15 @@ class CreateBatch(BaseModel):
     on_invalid: Literal["fail", "skip"] = "fail"
 
 
+class RetryBatch(BaseModel):
+    """What is not given is as in the batch that is retried."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    completion_window: str | None = None
+    metadata: Metadata | None = None
+
+
 class BatchErrorObject(BaseModel):
     code: str
     message: str
@@ -55,6 +64,27 @@ class BatchErrorObject(BaseModel):
 class BatchErrors(BaseModel):
     object: Literal["list"] = "list"
     data: list[BatchErrorObject]
+
+
+class BatchEstimate(BaseModel):
+    """Tokens and amounts of the valid lines. `max_*`: every answer as long as it may be and
+    nothing cached; `expected_*`: as long as your recent answers. `expected_finish_at` (Unix
+    seconds) is null when you have had no answers of the model in 24 hours. `complete` is false
+    when the file was too long to read whole: then the numbers are projected from its start."""
+
+    object: Literal["batch.estimate"] = "batch.estimate"
+    complete: bool
+    requests: int
+    invalid_requests: int
+    errors: list[BatchErrorObject] = Field(description="The first of them")
+    prompt_tokens: int
+    max_completion_tokens: int
+    expected_completion_tokens: int
+    max_amount: str = Field(description="Dollars")
+    max_amount_nano: int
+    expected_amount: str = Field(description="Dollars")
+    expected_amount_nano: int
+    expected_finish_at: int | None
 
 
 class RequestCounts(BaseModel):

@@ -24,6 +24,8 @@ from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
 from gateway.models import Batch, File
 
+Session = ReadSession | WriteSession
+
 LONGEST_WINDOW_MS = 7 * 24 * 3600 * 1000
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([hm])", re.ASCII)
 _UNIT_MS = {"h": 3_600_000, "m": 60_000}
@@ -67,11 +69,11 @@ async def inline_file(context: Context, scope: TenantScope, wanted: CreateBatch)
     """Inline requests as an input file like any other; the row is not added yet."""
     requests = wanted.requests or []
     return await files.create_output(
-        context, scope, "inline.jsonl", "batch", _inline_lines(requests, wanted.endpoint)
+        context, scope, "inline.jsonl", "batch", inline_lines(requests, wanted.endpoint)
     )
 
 
-async def input_file(session: WriteSession, scope: TenantScope, file_id: str) -> File:
+async def input_file(session: Session, scope: TenantScope, file_id: str) -> File:
     """Raises BadRequest: unknown, another tenant's, or not for batches."""
     try:
         file = await files.get_file(session, scope, file_id)
@@ -124,7 +126,7 @@ def new_batch(principal: Principal, wanted: CreateBatch, file: File) -> Batch:
     )
 
 
-async def get_batch(session: ReadSession | WriteSession, scope: TenantScope, id: str) -> Batch:
+async def get_batch(session: Session, scope: TenantScope, id: str) -> Batch:
     """Raises NotFound."""
     batch = await BatchRepository(session, scope).get(id)
     if batch is None:
@@ -151,7 +153,7 @@ async def cancel_batch(context: Context, scope: TenantScope, id: str) -> tuple[B
     return batch, decision == "begin"
 
 
-async def _inline_lines(requests: list[InlineRequest], endpoint: str) -> AsyncIterator[bytes]:
+async def inline_lines(requests: list[InlineRequest], endpoint: str) -> AsyncIterator[bytes]:
     for request in requests:
         line = {
             "custom_id": request.custom_id,

@@ -119,6 +119,7 @@ async def test_probes_metrics_and_documents(http: httpx.AsyncClient) -> None:
     assert (await http.get("/readyz")).json() == {
         "status": "ok",
         "checks": {"database": "ok", "redis": "ok"},
+        "workers": {},
     }
     await http.get("/v1/files/file_1")
     metrics = (await http.get("/metrics")).text
