@@ -15,17 +15,27 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Depends, Header, Request
 from fastapi.responses import JSONResponse
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, select
 
 from gateway.auth.dependencies import CurrentPrincipal
 from gateway.auth.scope import TenantScope
 from gateway.errors import Conflict
 from gateway.kit.clock import now_ms
-from gateway.kit.database import WriteSession
+from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.sql import insert_ignoring
 from gateway.models import IdempotencyKey
 
 KEPT_MS = 24 * 3600 * 1000
+REPLAYED = {"Idempotent-Replayed": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """An answer; `replayed`: an earlier call's."""
+
+    status: int
+    body: dict[str, Any]
+    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +55,37 @@ class Idempotency:
     ) -> JSONResponse:
         """`create` runs within `session` and returns the body. Send the response after the
         session's block. Raises Conflict (`idempotency_conflict`), and what `create` raises."""
+        recalled = await self.recall(session, fingerprint, create, status)
+        headers = REPLAYED if recalled.replayed else None
+        return JSONResponse(recalled.body, recalled.status, headers)
+
+    async def recall(
+        self,
+        session: WriteSession,
+        fingerprint: str,
+        create: Callable[[], Awaitable[dict[str, Any]]],
+        status: int = 200,
+    ) -> Recalled:
+        """As `once`, for who makes a response of the body itself."""
         if self.key is None:
-            return JSONResponse(await create(), status)
+            return Recalled(status, await create())
         if not await self._claim(session, fingerprint):
             return self._replay(await self._first(session), fingerprint)
         body = await create()
         row = await self._first(session)
         row.status, row.response = status, body
-        return JSONResponse(body, status)
+        return Recalled(status, body)
+
+    async def is_used(self, session: ReadSession) -> bool:
+        """Whether an earlier call came with the key."""
+        if self.key is None:
+            return False
+        return await session.scalar(select(IdempotencyKey.key).where(*self._is_ours())) is not None
+
+    async def release(self, session: WriteSession) -> None:
+        """What the key stands for came to nothing: the same call may be made again."""
+        if self.key is not None:
+            await session.execute(delete(IdempotencyKey).where(*self._is_ours()))
 
     async def _claim(self, session: WriteSession, fingerprint: str) -> bool:
         statement = (
@@ -69,20 +102,22 @@ class Idempotency:
         return await session.scalar(statement) is not None
 
     async def _first(self, session: WriteSession) -> IdempotencyKey:
-        rows = select(IdempotencyKey).where(
+        return (await session.scalars(select(IdempotencyKey).where(*self._is_ours()))).one()
+
+    def _is_ours(self) -> tuple[ColumnElement[bool], ...]:
+        return (
             IdempotencyKey.tenant_id == self.scope.tenant_id,
             IdempotencyKey.path == self.path,
             IdempotencyKey.key == self.key,
         )
-        return (await session.scalars(rows)).one()
 
-    def _replay(self, row: IdempotencyKey, fingerprint: str) -> JSONResponse:
+    def _replay(self, row: IdempotencyKey, fingerprint: str) -> Recalled:
         if row.fingerprint != fingerprint or row.status is None:
             raise Conflict(
                 f"The Idempotency-Key '{self.key}' was used before with another request.",
                 code="idempotency_conflict",
             )
-        return JSONResponse(row.response, row.status, {"Idempotent-Replayed": "true"})
+        return Recalled(row.status, row.response or {}, replayed=True)
 
 
 async def current_idempotency(

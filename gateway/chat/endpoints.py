@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.principal import Principal
+from gateway.auth.idempotency import REPLAYED, CurrentIdempotency, body_fingerprint
 from gateway.chat import service
 from gateway.chat.responses import EventStream, disconnected
 from gateway.chat.streaming import (
@@ -36,45 +36,56 @@ _DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 
 
+async def current_caller(
+    principal: CurrentPrincipal,
+    idempotency: CurrentIdempotency,
+    fingerprint: Annotated[str, Depends(body_fingerprint)],
+) -> service.Caller:
+    return service.Caller(principal, idempotency, fingerprint)
+
+
+CurrentCaller = Annotated[service.Caller, Depends(current_caller)]
+
+
 @router.post("/chat/completions", response_class=JSONResponse, responses=_DOCUMENTED)
 async def create_chat_completion(
-    request: Request, body: JsonBody, context: AppContext, principal: CurrentPrincipal
+    request: Request, body: JsonBody, context: AppContext, caller: CurrentCaller
 ) -> Response:
-    return await _answer(request, context, principal, CHAT, body)
+    return await _answer(request, context, caller, CHAT, body)
 
 
 @router.post("/completions", response_class=JSONResponse, responses=_DOCUMENTED)
 async def create_completion(
-    request: Request, body: JsonBody, context: AppContext, principal: CurrentPrincipal
+    request: Request, body: JsonBody, context: AppContext, caller: CurrentCaller
 ) -> Response:
-    return await _answer(request, context, principal, COMPLETIONS, body)
+    return await _answer(request, context, caller, COMPLETIONS, body)
 
 
 async def _answer(
     request: Request,
     context: Context,
-    principal: Principal,
+    caller: service.Caller,
     endpoint: Endpoint,
     body: dict[str, Any],
 ) -> Response:
     options = stream_options(body)
-    call = await service.begin(context, principal, endpoint, body)
+    call = await service.begin(context, caller, endpoint, body)
+    headers = REPLAYED if call.replayed else {}
     if options is not None:
-        return await _streamed(request, context, principal, call, options)
-    answer = service.finish(context, principal, call.row)
-    result = await _while_connected(request, context, call, answer)
-    return JSONResponse(result.body, result.status_code or 200)
+        return await _streamed(request, context, call, options, headers)
+    result = await _while_connected(request, context, call, service.finish(context, call))
+    return JSONResponse(result.body, result.status_code or 200, headers)
 
 
 async def _streamed(
     request: Request,
     context: Context,
-    principal: Principal,
     call: service.Call,
     options: StreamOptions,
+    headers: dict[str, str],
 ) -> Response:
     """What goes wrong before the first token is an HTTP error like any other."""
-    pieces = server_sent_events(context, principal, call, options)
+    pieces = server_sent_events(context, call, options)
 
     async def first_piece() -> bytes:
         return await anext(pieces)
@@ -82,9 +93,9 @@ async def _streamed(
     try:
         first = await _while_connected(request, context, call, first_piece())
     except AnsweredWithError as error:
-        return JSONResponse(error.body, error.status)
+        return JSONResponse(error.body, error.status, headers)
     longest = context.settings.sync_seconds + _SLOW_CLIENT_SECONDS
-    return EventStream(first, pieces, lambda: service.abandon(context, call.row), longest)
+    return EventStream(first, pieces, lambda: service.abandon(context, call), longest, headers)
 
 
 async def _while_connected(
@@ -96,7 +107,7 @@ async def _while_connected(
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            await service.abandon(context, call.row)
+            await service.abandon(context, call)
             raise ClientDisconnect
         return working.result()
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -24,8 +24,9 @@ class EventStream(Response):
         pieces: AsyncGenerator[bytes],
         abandon: Callable[[], Awaitable[None]],
         seconds: float,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers={**_HEADERS, **headers})
         del self.headers["content-length"]
         self._first = first
         self._pieces = pieces

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.auth.idempotency import Idempotency
 from gateway.auth.principal import Principal
 from gateway.errors import Unavailable
 from gateway.jobs.dispatch import CANCELLED
@@ -31,44 +32,55 @@ RETRY_AFTER_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A synchronous call that was accepted. `prompts` spells its tokens."""
+class Caller:
+    """Who calls, and the key that makes two calls one. `fingerprint` is of the body."""
 
+    principal: Principal
+    idempotency: Idempotency
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A synchronous call that was accepted. `prompts` spells its tokens; `replayed`: an earlier
+    call with the same key began it, and may still wait for it."""
+
+    caller: Caller
     row: Request
     prompts: Prompts
+    replayed: bool = False
 
 
-async def begin(
-    context: Context, principal: Principal, endpoint: Endpoint, body: dict[str, Any]
-) -> Call:
-    """Submits and dispatches. Raises BadRequest, NotFound (model), Unavailable when no live
-    worker serves the model, QueueUnavailable."""
+async def begin(context: Context, caller: Caller, endpoint: Endpoint, body: dict[str, Any]) -> Call:
+    """Submits and dispatches, or finds what the same call has submitted before. Raises
+    BadRequest, NotFound (model), Unavailable when no live worker serves the model, Conflict
+    (`idempotency_conflict`), QueueUnavailable."""
     refuse_nul(body, "body")
+    principal = caller.principal
     async with context.database.read() as session:
         target = await resolve_target(session, principal.scope, model_name(body))
+        used = await caller.idempotency.is_used(session)
     planned = await plan(context, target, endpoint, body)
-    await _require_worker(context, target)
-    row = new_request(
-        Submitter(principal.tenant_id, principal.key_id),
-        planned,
-        "call",
-        "interactive",
-        now_ms() + int(context.settings.sync_seconds * 1000),
-        body,
-    )
-    async with context.database.write() as session:
-        JobRepository(session, principal.scope).add(row)
-    await dispatch_now(context, row, planned)
-    return Call(row, await prompts_for(context, target))
+    if not used:
+        await _require_worker(context, target)
+    deadline_at = now_ms() + int(context.settings.sync_seconds * 1000)
+    by = Submitter(principal.tenant_id, principal.key_id)
+    row = new_request(by, planned, "call", "interactive", deadline_at, body)
+    row, replayed = await _store(context, caller, row)
+    if not replayed:
+        await dispatch_now(context, row, planned)
+    return Call(caller, row, await prompts_for(context, target), replayed)
 
 
-async def finish(context: Context, principal: Principal, row: Request) -> Result:
+async def finish(context: Context, call: Call) -> Result:
     """Waits for the answer. Raises Unavailable after the longest synchronous call."""
+    row = call.row
     if not await wait_for_end(context, row.id, context.settings.sync_seconds):
         await end_early(context, [row.id], EXPIRED)
     async with context.database.read() as session:
-        result = await JobRepository(session, principal.scope).result(row.id)
+        result = await JobRepository(session, call.caller.principal.scope).result(row.id)
     if result is None or result.status_code is None:
+        await _release_key(context, call)
         raise Unavailable(
             "The request was not answered in time. Please retry it.",
             code="request_timeout",
@@ -77,9 +89,34 @@ async def finish(context: Context, principal: Principal, row: Request) -> Result
     return result
 
 
-async def abandon(context: Context, row: Request) -> None:
-    """The client is gone: nothing is computed or billed any more."""
-    await end_early(context, [row.id], CANCELLED)
+async def abandon(context: Context, call: Call) -> None:
+    """The client is gone: nothing is computed or billed any more, and its key may be used
+    again. What another call began goes on."""
+    if not call.replayed:
+        await end_early(context, [call.row.id], CANCELLED)
+        await _release_key(context, call)
+
+
+async def _store(context: Context, caller: Caller, row: Request) -> tuple[Request, bool]:
+    """The row, or that of the earlier call with the same key."""
+    async with context.database.write() as session:
+        repository = JobRepository(session, caller.principal.scope)
+
+        async def create() -> dict[str, Any]:
+            repository.add(row)
+            await session.flush()
+            return {"request_id": row.id}
+
+        recalled = await caller.idempotency.recall(session, caller.fingerprint, create)
+        if not recalled.replayed:
+            return row, False
+        return await repository.call(recalled.body["request_id"]), True
+
+
+async def _release_key(context: Context, call: Call) -> None:
+    if call.caller.idempotency.key is not None and not call.replayed:
+        async with context.database.write() as session:
+            await call.caller.idempotency.release(session)
 
 
 async def _require_worker(context: Context, target: Target) -> None:

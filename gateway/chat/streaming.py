@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import structlog
 
-from gateway.auth.principal import Principal
 from gateway.chat import service
 from gateway.chat.chunks import Chunks, JsonBody, StreamMismatch
 from gateway.errors import ApiError, BadRequest
@@ -70,13 +69,13 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
 
 
 async def server_sent_events(
-    context: Context, principal: Principal, call: service.Call, options: StreamOptions
+    context: Context, call: service.Call, options: StreamOptions
 ) -> AsyncGenerator[bytes]:
     """The response's body. Before the first piece errors are raised: AnsweredWithError,
     Unavailable. Later ones are the last event, without `[DONE]`."""
     begun = False
     try:
-        async with aclosing(_chunks(context, principal, call, options)) as pieces:
+        async with aclosing(_chunks(context, call, options)) as pieces:
             async for chunks in pieces:
                 yield b"".join(map(_event, chunks))
                 begun = True
@@ -87,7 +86,7 @@ async def server_sent_events(
         return
     except StreamMismatch:
         _log.error("stream_mismatch", request=call.row.id)
-        await service.abandon(context, call.row)
+        await service.abandon(context, call)
         message = "The request was executed again and the answer differs from what was sent."
         yield _event(error_body(500, "stream_mismatch", message))
         return
@@ -95,12 +94,12 @@ async def server_sent_events(
 
 
 async def _chunks(
-    context: Context, principal: Principal, call: service.Call, options: StreamOptions
+    context: Context, call: service.Call, options: StreamOptions
 ) -> AsyncGenerator[Sequence[JsonBody]]:
     """Never empty ones. Raises AnsweredWithError, Unavailable, StreamMismatch."""
     row, prompts = call.row, call.prompts
     chunks = Chunks(answered(row), prompts, usage=options.include_usage)
-    ended = asyncio.create_task(service.finish(context, principal, row))
+    ended = asyncio.create_task(service.finish(context, call))
     try:
         async with aclosing(_entries(context, row, ended)) as read:
             async for entries in read:

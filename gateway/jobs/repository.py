@@ -29,6 +29,10 @@ class JobRepository:
     async def job(self, job_id: str) -> Request | None:
         return await self._session.scalar(self._all().where(Request.id == job_id, _IS_JOB))
 
+    async def call(self, request_id: str) -> Request:
+        """A synchronous call that is known to exist."""
+        return (await self._session.scalars(self._all().where(Request.id == request_id))).one()
+
     async def page(self, page: PageRequest, status: str | None, model: str | None) -> Page[Request]:
         jobs = self._all().where(_IS_JOB)
         rows = jobs

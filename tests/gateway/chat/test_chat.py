@@ -185,3 +185,38 @@ async def test_a_client_that_disconnects_cancels(
     async with deployment.context.database.read() as session:
         [row] = await session.scalars(select(Request))
     assert row.state == "cancelled"
+
+
+async def test_the_same_call_again_gives_the_first_answer(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None
+) -> None:
+    def call(**changes: Any) -> Any:
+        asked = {"model": "tiny", "prompt": "Hi", "extra_headers": {"Idempotency-Key": "k"}}
+        return asyncio.create_task(openai_client.completions.create(**{**asked, **changes}))
+
+    first = call()
+    lease = await claim_one(deployment)
+    joined = call()  # while the first one waits
+    with pytest.raises(openai.ConflictError) as caught:
+        await call(prompt="Ho")
+    assert caught.value.code == "idempotency_conflict"
+    await deployment.answer(lease, "once")
+    await deployment.collect()
+    assert (await first) == (await joined) == (await call())
+    async with deployment.context.database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(UsageRecord)) == 1
+
+
+async def test_a_call_that_came_to_nothing_leaves_its_key_free(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create() -> Any:
+        headers = {"Idempotency-Key": "k"}
+        return openai_client.completions.create(model="tiny", prompt="Hi", extra_headers=headers)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(deployment.context.settings.__dict__, "sync_seconds", 0.05)
+        with pytest.raises(openai.InternalServerError):
+            await create()
+    async with answered_by(deployment, "later"):
+        assert (await create()).choices[0].text == "later"

@@ -256,3 +256,18 @@ async def test_curl_sees_server_sent_events(api_url: str, tenant: Any, null_work
     assert end == ""
     assert last == "data: [DONE]"
     assert all(event.startswith("data: {") for event in events)
+
+
+async def test_a_stream_is_replayed_by_its_key(
+    streaming_client: AsyncOpenAI, null_worker: None
+) -> None:
+    async def read() -> Any:
+        stream = await streaming_client.completions.create(
+            model="tiny", prompt="Hi", stream=True, extra_headers={"Idempotency-Key": "k"}
+        )
+        replayed = stream.response.headers.get("idempotent-replayed")
+        return replayed, [chunk.id async for chunk in stream]
+
+    (first, ids), (second, again) = await read(), await read()
+    assert (first, second) == (None, "true")
+    assert set(ids) == set(again)
