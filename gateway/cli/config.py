@@ -22,7 +22,7 @@ def config(env: bool) -> None:
         for name, value, _ in rows:
             click.echo(f"{name}={value}")
         return
-    table = Table("setting", Column("value", overflow="fold"), "meaning")
+    table = Table(Column("setting", no_wrap=True), Column("value", overflow="fold"), "meaning")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -124,6 +124,12 @@ def test_config_shows_settings_and_no_secret(batten) -> None:
     assert shown["BATTEN_BATCH_LINES"] == "50000"
 
 
+def test_config_names_settings_whole_in_a_narrow_terminal(batten) -> None:
+    shown = batten("config", COLUMNS="80").stdout
+    assert "BATTEN_LONG_POLL_SECONDS" in shown
+    assert max(map(len, lines(shown))) <= 80
+
+
 def test_a_wrong_setting_is_named(batten) -> None:
     done = batten("config", BATTEN_PORT="many", BATTEN_QUEUE_WINDOW="0")
     assert done.returncode == 1
