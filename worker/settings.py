@@ -20,7 +20,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """`model` is a local folder or a hub id. `kv_memory` (bytes) is None to measure the device,
-    `context_tokens` None for the model's own. `threads` None means every physical core.
+    `context_tokens` None for the model's own. `block_size` (tokens) None is the device's: small
+    blocks waste less, large ones are fewer to follow. `threads` None means every physical core.
     """
 
     model: str
@@ -30,6 +31,7 @@ class EngineSettings:
     token_budget: int = 2048
     adapter_rank: int = 256
     context_tokens: int | None = None
+    block_size: int | None = None
     threads: int | None = None
 
 

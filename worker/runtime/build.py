@@ -15,7 +15,7 @@ from worker.runtime.errors import ModelUnusable
 from worker.settings import EngineSettings, WorkerSettings
 
 NULL_KV_TOKENS = 1_048_576
-BLOCK_SIZE = 16
+NULL_BLOCK_SIZE = 16
 
 
 def build_engine(settings: WorkerSettings) -> Engine:
@@ -77,11 +77,11 @@ def context_tokens(settings: EngineSettings, of_model: int) -> int:
 
 
 def scheduler_config(
-    settings: EngineSettings, num_blocks: int, model_context: int
+    settings: EngineSettings, num_blocks: int, block_size: int, model_context: int
 ) -> SchedulerConfig:
     return SchedulerConfig(
         num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         token_budget=settings.token_budget,
         max_sequences=settings.max_sequences,
         adapter_rank=settings.adapter_rank,
@@ -93,8 +93,9 @@ def _null_engine(settings: WorkerSettings, folder: Path) -> Engine:
     tokenizer = load_tokenizer(folder)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     context = int(config.get("max_position_embeddings", 8192))
+    size = settings.block_size or NULL_BLOCK_SIZE
     return Engine(
-        scheduler_config(settings, NULL_KV_TOKENS // BLOCK_SIZE, context),
+        scheduler_config(settings, NULL_KV_TOKENS // size, size, context),
         NullRunner(tokenizer.get_vocab_size(), delay=settings.null_delay),
         NullResidency(settings.adapter_rank),
         tokenizer,

@@ -25,7 +25,7 @@ from worker.engine.lora import RankPool
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.protocol.types import AdapterRef
-from worker.runtime.build import BLOCK_SIZE, load_tokenizer, scheduler_config
+from worker.runtime.build import load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
 from worker.runtime.memory import free_memory, kv_memory
 from worker.settings import DType, EngineSettings, WorkerSettings, physical_cores
@@ -44,6 +44,9 @@ _UNREADABLE = (
 
 Shapes = Mapping[str, tuple[int, int]]
 Source = Callable[[AdapterRef], LoadedAdapter]
+
+BLOCK_SIZES = {"cpu": 8, "cuda": 16}
+"""Tokens of a KV block. Smaller ones waste less; a GPU reads larger ones faster."""
 
 _log = structlog.get_logger(__name__)
 
@@ -76,8 +79,9 @@ def hf_engine(
     model = _load(folder, resolve_dtype(settings.dtype, device), device)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device)
     adapters = AdapterCache(pool, source_for(model.lora_shapes))
-    num_blocks = _num_blocks(settings, model)
-    config = scheduler_config(settings, num_blocks, model.context_tokens)
+    size = settings.block_size or BLOCK_SIZES[model.device.type]
+    num_blocks = _num_blocks(settings, model, size)
+    config = scheduler_config(settings, num_blocks, size, model.context_tokens)
     _log.info(
         "model_loaded",
         folder=str(folder),
@@ -87,7 +91,7 @@ def hf_engine(
         threads=torch.get_num_threads(),
         kv_tokens=config.kv_tokens,
     )
-    runner = ModelRunner(model, num_blocks, BLOCK_SIZE, adapters)
+    runner = ModelRunner(model, num_blocks, size, adapters)
     engine = Engine(config, runner, adapters, tokenizer, model.eos_ids, model.revision)
     return BuiltEngine(engine, adapters.close)
 
@@ -126,11 +130,11 @@ def _load(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
         raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
 
 
-def _num_blocks(settings: EngineSettings, model: ServedModel) -> int:
+def _num_blocks(settings: EngineSettings, model: ServedModel, block_size: int) -> int:
     memory = settings.kv_memory or kv_memory(free_memory(model.device), model.device.type)
-    blocks = model.kv_layout.num_blocks(memory, BLOCK_SIZE)
+    blocks = model.kv_layout.num_blocks(memory, block_size)
     if blocks < 1:
-        needed = model.kv_layout.bytes_per_token * BLOCK_SIZE
+        needed = model.kv_layout.bytes_per_token * block_size
         raise ModelUnusable(
             f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory"
         )
