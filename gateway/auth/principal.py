@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway.auth.limits import UNLIMITED, Limits
 from gateway.auth.scope import TenantScope
 
 Access = Literal["read", "write"]
@@ -39,6 +40,7 @@ class Principal:
     tenant_id: str
     key_id: str
     scopes: frozenset[str]
+    limits: Limits = UNLIMITED
 
     @property
     def scope(self) -> TenantScope:

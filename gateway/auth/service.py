@@ -7,6 +7,7 @@ import hmac
 from pydantic import SecretStr
 
 from gateway.auth.keys import hash_key
+from gateway.auth.limits import Limits
 from gateway.auth.principal import Operator, Principal
 from gateway.auth.repository import CredentialRepository
 from gateway.errors import Forbidden, Unauthorized
@@ -43,7 +44,8 @@ async def authenticate(session: ReadSession, secret: str) -> Principal | Operato
         return Operator(key.id)
     if tenant.suspended_at is not None:
         raise Forbidden("This account is suspended.", code="account_suspended")
-    return Principal(tenant.id, key.id, frozenset(key.scopes))
+    limits = Limits.model_validate(tenant.limits)
+    return Principal(tenant.id, key.id, frozenset(key.scopes), limits)
 
 
 def _incorrect(secret: str) -> Unauthorized:

@@ -21,6 +21,7 @@ from gateway.chat.streaming import (
 from gateway.jobs.generation import CHAT, COMPLETIONS, Endpoint
 from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
+from gateway.tenants.admission import CurrentAdmission
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
@@ -39,9 +40,10 @@ _DOCUMENTED: dict[int | str, dict[str, Any]] = {
 async def current_caller(
     principal: CurrentPrincipal,
     idempotency: CurrentIdempotency,
+    admission: CurrentAdmission,
     fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> service.Caller:
-    return service.Caller(principal, idempotency, fingerprint)
+    return service.Caller(principal, idempotency, fingerprint, admission)
 
 
 CurrentCaller = Annotated[service.Caller, Depends(current_caller)]

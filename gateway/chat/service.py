@@ -27,6 +27,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.prompts import Prompts
 from gateway.models import Request, Result
+from gateway.tenants.admission import Admission
 
 RETRY_AFTER_SECONDS = 5
 
@@ -38,6 +39,7 @@ class Caller:
     principal: Principal
     idempotency: Idempotency
     fingerprint: str
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Call:
 async def begin(context: Context, caller: Caller, endpoint: Endpoint, body: dict[str, Any]) -> Call:
     """Submits and dispatches, or finds what the same call has submitted before. Raises
     BadRequest, NotFound (model), Unavailable when no live worker serves the model, Conflict
-    (`idempotency_conflict`), QueueUnavailable."""
+    (`idempotency_conflict`), TooManyRequests, QueueUnavailable."""
     refuse_nul(body, "body")
     principal = caller.principal
     async with context.database.read() as session:
@@ -63,6 +65,7 @@ async def begin(context: Context, caller: Caller, endpoint: Endpoint, body: dict
     planned = await plan(context, target, endpoint, body)
     if not used:
         await _require_worker(context, target)
+        await caller.admission.admit(planned.most_tokens)
     deadline_at = now_ms() + int(context.settings.sync_seconds * 1000)
     by = Submitter(principal.tenant_id, principal.key_id)
     row = new_request(by, planned, "call", "interactive", deadline_at, body)

@@ -16,6 +16,7 @@ from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.models import Request
+from gateway.tenants.admission import CurrentAdmission
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -31,17 +32,21 @@ async def create_job(
     context: AppContext,
     principal: CurrentPrincipal,
     idempotency: CurrentIdempotency,
+    admission: CurrentAdmission,
     fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> JSONResponse:
+    async with context.database.read() as reading:
+        used = await idempotency.is_used(reading)
     row, plan = await service.prepare_job(context, principal, wanted)
+    if not used:
+        await admission.admit(plan.most_tokens)
     created = False
     async with context.database.write() as session:
 
         async def create() -> dict[str, Any]:
             nonlocal created
             created = True
-            JobRepository(session, principal.scope).add(row)
-            await session.flush()
+            await service.add_job(session, principal, row)
             return job_object(row, None).model_dump()
 
         response = await idempotency.once(session, fingerprint, create, 202)

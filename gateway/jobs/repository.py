@@ -10,7 +10,7 @@ from gateway.jobs.states import is_open, is_out
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import Request, Result
+from gateway.models import Request, Result, Tenant
 
 _IS_JOB: ColumnElement[bool] = literal_column("requests.kind = 'job'")
 _STATES: dict[str, Sequence[str]] = {"queued": ("queued", "dispatched")}
@@ -28,6 +28,16 @@ class JobRepository:
 
     async def job(self, job_id: str) -> Request | None:
         return await self._session.scalar(self._all().where(Request.id == job_id, _IS_JOB))
+
+    async def lock_tenant(self) -> None:
+        """Serialises decisions about how many jobs the tenant may have open."""
+        tenant = select(Tenant.id).where(Tenant.id == self._scope.tenant_id)
+        await self._session.execute(tenant.with_for_update(key_share=True))
+
+    async def open_jobs(self) -> int:
+        of_tenant = Request.tenant_id == self._scope.tenant_id
+        count = select(func.count()).select_from(Request).where(of_tenant, _IS_JOB, is_open())
+        return await self._session.scalar(count) or 0
 
     async def call(self, request_id: str) -> Request:
         """A synchronous call that is known to exist."""

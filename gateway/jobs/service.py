@@ -10,7 +10,7 @@ import structlog
 
 from gateway.auth.principal import Principal
 from gateway.auth.scope import TenantScope
-from gateway.errors import BadRequest, Conflict, NotFound
+from gateway.errors import BadRequest, Conflict, NotFound, TooManyRequests
 from gateway.jobs.dispatch import CANCELLED, dispatch
 from gateway.jobs.parameters import wrong_value
 from gateway.jobs.repository import JobRepository, overdue
@@ -28,6 +28,7 @@ from gateway.jobs.submission import (
 )
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
 from gateway.models import Request
 from worker.protocol.types import RequestId
 from worker.queue.base import QueueUnavailable
@@ -36,6 +37,7 @@ DEFAULT_DEADLINE_MS = 24 * 3600 * 1000
 LONGEST_DEADLINE_MS = 7 * DEFAULT_DEADLINE_MS
 _FAST_PATH_SECONDS = 2.0
 _SWEEP = 500
+_RETRY_AFTER_SECONDS = 5
 
 EXPIRED = Settlement(
     "expired",
@@ -69,6 +71,23 @@ async def prepare_job(
         wanted.metadata,
     )
     return row, planned
+
+
+async def add_job(session: WriteSession, principal: Principal, row: Request) -> None:
+    """Raises TooManyRequests."""
+    repository = JobRepository(session, principal.scope)
+    most = principal.limits.concurrent_jobs
+    if most is not None:
+        await repository.lock_tenant()
+        if await repository.open_jobs() >= most:
+            raise TooManyRequests(
+                f"You have {most} jobs that have not ended, which is your limit. Please try "
+                "again when one has.",
+                code="concurrent_jobs_exceeded",
+                retry_after=_RETRY_AFTER_SECONDS,
+            )
+    repository.add(row)
+    await session.flush()
 
 
 async def dispatch_now(context: Context, row: Request, planned: Plan) -> None:

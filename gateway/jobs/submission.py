@@ -58,6 +58,12 @@ class Plan:
     def seed(self) -> int:
         return self.generation.sampling.seed
 
+    @property
+    def most_tokens(self) -> int:
+        """The prompt, and every choice as long as it may be."""
+        answers = self.generation.sampling.n * self.max_tokens
+        return len(self.generation.prompt_ids) + answers
+
     def prepared(self, request_id: str) -> Prepared:
         return Prepared(request_id, self.generation.prompt_ids, self.generation.sampling)
 

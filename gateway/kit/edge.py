@@ -100,19 +100,23 @@ class RequestEdge:
 
 
 class _Exchange:
-    """One response on its way out: stamps the id, remembers the status."""
+    """One response on its way out: stamps the id and what else `response_headers` of the
+    request's state has, remembers the status."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self.request_id = new_id("req")
         self.started = time.perf_counter()
         self.status: int | None = None
-        scope.setdefault("state", {})["request_id"] = self.request_id
+        self._state = scope.setdefault("state", {})
+        self._state["request_id"] = self.request_id
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            headers.update(self._state.get("response_headers", {}))
         await self._send(message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
+from gateway.kit.rates import Rates
 from worker.queue.base import (
     CompletionBell,
     EventStream,
@@ -31,6 +32,7 @@ class Queues:
         self._queues: dict[str, RedisQueue] = {}
         self.directory: WorkerDirectory = RedisWorkerDirectory(self._client)
         self.bell: CompletionBell = RedisCompletionBell(self._client)
+        self.rates = Rates(self._client)
 
     def queue(self, model: str) -> RequestQueue:
         if model not in self._queues:

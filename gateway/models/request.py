@@ -51,6 +51,12 @@ class Request(Base):
             postgresql_where=text("kind = 'job'"),
         ),
         Index(
+            "ix_requests_open_jobs",
+            "tenant_id",
+            sqlite_where=text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+            postgresql_where=text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+        ),
+        Index(
             "ix_requests_open_deadline",
             "deadline_at",
             sqlite_where=text("state IN ('queued', 'dispatched', 'running')"),

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.auth.limits import Limits
 from gateway.errors import BadRequest
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
@@ -14,11 +15,14 @@ from gateway.tenants.schemas import (
     CreateKey,
     CreateTenant,
     KeyObject,
+    LimitsObject,
     NewKeyObject,
     RotateKey,
+    SetLimits,
     TenantObject,
     UpdateTenant,
     show_key,
+    show_limits,
     show_new_key,
     show_tenant,
 )
@@ -57,6 +61,30 @@ async def update_tenant(
     async with context.database.write() as session:
         row = await service.update_tenant(session, tenant, wanted.weight, wanted.suspended)
     return show_tenant(row)
+
+
+@router.get("/limits")
+async def list_limits(
+    context: AppContext, operator: AdminPrincipal, page: Paging
+) -> ListObject[LimitsObject]:
+    async with context.database.read() as session:
+        return list_object(await TenantRepository(session).page(page), show_limits)
+
+
+@router.get("/limits/{tenant}")
+async def get_limits(tenant: str, context: AppContext, operator: AdminPrincipal) -> LimitsObject:
+    async with context.database.read() as session:
+        return show_limits(await service.find_tenant(session, tenant))
+
+
+@router.post("/limits")
+async def set_limits(
+    wanted: SetLimits, context: AppContext, operator: AdminPrincipal
+) -> LimitsObject:
+    """In force for the tenant's next request."""
+    limits = Limits.model_validate(wanted.model_dump(exclude={"tenant"}))
+    async with context.database.write() as session:
+        return show_limits(await service.set_limits(session, wanted.tenant, limits))
 
 
 @router.post("/keys", status_code=201)

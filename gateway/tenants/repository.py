@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import ApiKey, Tenant
+from gateway.models import ApiKey, Tenant, UsageRecord
 
 
 class TenantRepository:
@@ -35,6 +35,19 @@ class TenantRepository:
 
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(select(Tenant).order_by(Tenant.name))).all()
+
+    async def used_since(self, tenant_id: str, since: int) -> tuple[int, int]:
+        """Requests and tokens of calls and jobs answered since then (milliseconds)."""
+        tokens = func.sum(UsageRecord.prompt_tokens + UsageRecord.completion_tokens)
+        row = await self._session.execute(
+            select(func.count(UsageRecord.request_id), tokens).where(
+                UsageRecord.tenant_id == tenant_id,
+                UsageRecord.created_at >= since,
+                UsageRecord.batch_id.is_(None),
+            )
+        )
+        requests, used = row.one()
+        return int(requests), int(used or 0)
 
     def add(self, row: Tenant | ApiKey) -> None:
         self._session.add(row)

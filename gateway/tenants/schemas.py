@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.auth.limits import Limits
 from gateway.kit.clock import seconds
 from gateway.models import ApiKey, Tenant
 from gateway.tenants.service import CreatedKey
@@ -32,6 +33,18 @@ class TenantObject(BaseModel):
     weight: float
     created_at: int
     suspended_at: int | None
+
+
+class SetLimits(Limits):
+    """All limits of a tenant: what is left out is unlimited."""
+
+    tenant: str = Field(description="Id or name")
+
+
+class LimitsObject(Limits):
+    id: str = Field(description="The tenant's")
+    object: Literal["limits"] = "limits"
+    tenant: str
 
 
 class CreateKey(BaseModel):
@@ -76,6 +89,10 @@ def show_tenant(tenant: Tenant) -> TenantObject:
         created_at=tenant.created_at // 1000,
         suspended_at=seconds(tenant.suspended_at),
     )
+
+
+def show_limits(tenant: Tenant) -> LimitsObject:
+    return LimitsObject(id=tenant.id, tenant=tenant.name, **tenant.limits)
 
 
 def show_key(key: ApiKey) -> KeyObject:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gateway.auth.keys import generate_key
+from gateway.auth.limits import Limits
 from gateway.auth.principal import TENANT_SCOPES
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.kit.clock import now_ms
@@ -55,6 +56,13 @@ async def update_tenant(
         tenant.weight = weight
     if suspended is not None and suspended != (tenant.suspended_at is not None):
         tenant.suspended_at = now_ms() if suspended else None
+    return tenant
+
+
+async def set_limits(session: WriteSession, id_or_name: str, limits: Limits) -> Tenant:
+    """In force for the next request. Raises NotFound."""
+    tenant = await find_tenant(session, id_or_name)
+    tenant.limits = limits.model_dump(exclude_none=True)
     return tenant
 
 

@@ -297,6 +297,14 @@ def create_tables() -> None:
         postgresql_where=sa.text("kind = 'job'"),
     )
     op.create_index(
+        "ix_requests_open_jobs",
+        "requests",
+        ["tenant_id"],
+        unique=False,
+        sqlite_where=sa.text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+        postgresql_where=sa.text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+    )
+    op.create_index(
         "ix_requests_open_deadline",
         "requests",
         ["deadline_at"],
@@ -385,6 +393,12 @@ def downgrade() -> None:
         table_name="requests",
         sqlite_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
         postgresql_where=sa.text("state IN ('queued', 'dispatched', 'running')"),
+    )
+    op.drop_index(
+        "ix_requests_open_jobs",
+        table_name="requests",
+        sqlite_where=sa.text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+        postgresql_where=sa.text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
     )
     op.drop_index(
         "ix_requests_jobs",

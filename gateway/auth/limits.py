@@ -1,0 +1,23 @@
+"""What a tenant may ask for at most; null is no limit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Most = Annotated[int, Field(ge=1, le=10**12)]
+
+
+class Limits(BaseModel):
+    """Requests and tokens are those of synchronous calls and jobs; a request counts its prompt
+    and `max_tokens` of every choice. Batches are bounded by what they have enqueued."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: Most | None = None
+    tokens_per_minute: Most | None = None
+    concurrent_jobs: Most | None = Field(default=None, description="Jobs that have not ended")
+
+
+UNLIMITED = Limits()
