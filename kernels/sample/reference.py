@@ -22,7 +22,7 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
     chosen = logits.new_empty(logits.shape[0], dtype=torch.int64)
     chosen[greedy] = logits[greedy].argmax(1)
     rows = greedy.logical_not().nonzero()[:, 0]
-    probabilities = torch.softmax(_take(logits, rows) / plan.temperatures[rows, None], 1)
+    probabilities = _probabilities(_take(logits, rows), plan.temperatures[rows])
     plan = _take_plan(plan, rows)
     filtered = (plan.top_ks > 0) | (plan.top_ps < 1) | (plan.min_ps > 0)
 
@@ -36,6 +36,14 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
         tokens = _sample_whole(_take(probabilities, rest), _take_plan(plan, rest))
         chosen[rows[rest]] = tokens
     return chosen
+
+
+def _probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Never NaN: the largest logit becomes 0 before anything is divided, so that no quotient
+    overflows upwards, and no divisor is so small that the processor takes it for 0."""
+    shifted = logits - logits.amax(1, keepdim=True)
+    divisors = temperatures.clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.softmax(shifted / divisors[:, None], 1)
 
 
 def _sample_head(probabilities: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:

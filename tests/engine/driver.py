@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from tests.engine.architectures import defaults
 from worker.engine.batch import SampledToken, ScheduledBatch, ScheduledSequence
 from worker.engine.model_runner import ModelRunner
 from worker.engine.sequence import Sequence
@@ -33,28 +34,11 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-ARCHITECTURES: dict[str, dict[str, object]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 8},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-    "qwen3": {"tie_word_embeddings": True},
-    "gemma2": {
-        "sliding_window": 8,
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 30.0,
-    },
-    "gpt_oss": {
-        "sliding_window": 8,
-        "num_local_experts": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "n_inner": 96},
-}
 
 
 def tiny_config(model_type: str, **changes: object) -> AutoConfig:
     """A change to None leaves a size out."""
-    fields = {**SIZES, **ARCHITECTURES.get(model_type, {}), **changes}
+    fields = {**SIZES, **defaults(model_type), **changes}
     return AutoConfig.for_model(
         model_type, **{name: value for name, value in fields.items() if value is not None}
     )

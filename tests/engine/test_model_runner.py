@@ -7,7 +7,6 @@ import torch
 
 from kernels.errors import KernelArgumentError
 from tests.engine.driver import (
-    ARCHITECTURES,
     Driver,
     hf_greedy,
     hf_model,
@@ -27,7 +26,7 @@ def llama(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
 def test_greedy_tokens_equal_generate(model_type, tmp_path):
     folder = save_tiny_model(tmp_path, model_type)
     runner = ModelRunner(load_model(folder, "float32"), num_blocks=80, block_size=4)
@@ -129,8 +128,8 @@ def test_what_a_model_needs_is_known(llama):
     assert model.vocab_size == 96
     assert model.eos_ids == {2}
     assert model.lora_shapes["model.layers.1.mlp.down_proj"] == (64, 96)
-    assert len(model.lora_shapes) == 3 * 7
-    assert "lm_head" not in model.lora_shapes
+    assert len(model.linears) == 3 * 7
+    assert model.lora_shapes["lm_head"] == (96, 64)
 
 
 def test_end_tokens_come_from_every_file(llama, tmp_path):

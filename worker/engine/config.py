@@ -16,7 +16,8 @@ class SchedulerConfig:
 
     `token_budget`: most tokens computed in one step. `max_sequences`: most sequences running at
     once. `watermark`: share of KV blocks that admission may promise (running sequences may use
-    the rest). `adapter_rank`: rows of the rank pool.
+    the rest). `adapter_rank`: rows of the rank pool. `vocabulary`: the ids of a prompt's tokens
+    are below it (0: not checked).
 
     `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
     which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
@@ -33,6 +34,7 @@ class SchedulerConfig:
     watermark: float = 0.9
     adapter_rank: int = 256
     context_tokens: int = 8192
+    vocabulary: int = 0
     mode: BatchingMode = "continuous"
     policy: SchedulingPolicy = "decode_first"
     prefix_caching: bool = True

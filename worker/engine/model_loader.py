@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from worker.engine.adapter_extras import base_weight
 from worker.engine.certification import certify
 from worker.engine.kv_cache import KvLayout
-from worker.engine.lora import LoraLinear, RankPool, wrap_linears
+from worker.engine.lora import HookedModule, LoraLinear, RankPool, hook_others, wrap_linears
 from worker.engine.packed_model import PackedModel
 
 DTypeName = Literal["float32", "bfloat16"]
@@ -31,8 +33,8 @@ class ModelLoadError(Exception):
 class ServedModel:
     """A model ready to run.
 
-    `revision` names its weights and shape, for prefix cache keys. `linears` are the modules
-    that adapters may change, by the names that PEFT gives them.
+    `revision` names its weights and shape, for prefix cache keys. `linears` and `others` are
+    the modules that adapters may change, by the names that PEFT gives them.
     """
 
     packed: PackedModel
@@ -42,15 +44,23 @@ class ServedModel:
     vocab_size: int
     kv_layout: KvLayout
     linears: Mapping[str, LoraLinear]
+    others: Mapping[str, HookedModule]
     dtype: torch.dtype
     device: torch.device
 
     @property
-    def lora_shapes(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of every module that an adapter may change."""
-        return {
-            name: (linear.out_features, linear.in_features) for name, linear in self.linears.items()
+    def lora_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What adapters may change: weights by module name, linear ones (out, in), and biases."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        modules: dict[str, nn.Module] = {
+            **{name: linear.base_layer for name, linear in self.linears.items()},
+            **{name: other.module for name, other in self.others.items()},
         }
+        for name, module in modules.items():
+            shapes[name] = tuple(base_weight(module).shape)
+            if isinstance(bias := getattr(module, "bias", None), Tensor):
+                shapes[f"{name}.bias"] = tuple(bias.shape)
+        return shapes
 
     @property
     def adapter_bytes_per_rank(self) -> int:
@@ -68,16 +78,13 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} holds no config.json")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if not certified:
+        certify(config)
     context_tokens = getattr(config, "max_position_embeddings", None)
     if not context_tokens:
         raise ModelLoadError(f"{folder}/config.json states no max_position_embeddings")
-    if not certified:
-        certify(config)
     weights_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=weights_dtype, attn_implementation="eager", local_files_only=True
-    )
+    model = _read_weights(folder, weights_dtype)
     packed = PackedModel(model.to(device).requires_grad_(False))
     return ServedModel(
         packed=packed,
@@ -87,9 +94,28 @@ def load_model(
         vocab_size=int(config.vocab_size),
         kv_layout=packed.kv_layout(),
         linears=wrap_linears(model),
+        others=hook_others(model),
         dtype=weights_dtype,
         device=packed.device,
     )
+
+
+def _read_weights(folder: Path, dtype: torch.dtype) -> Any:
+    """The model on the CPU. What a file lacks would be random numbers, so that is an error."""
+    logging.disable_progress_bar()
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation="eager",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"{folder} lacks {len(missing)} weights of its class, {missing[0]} among them"
+        )
+    return model
 
 
 def eos_ids(folder: Path) -> frozenset[int]:

@@ -20,13 +20,15 @@ def sample_tokens(logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToke
 
     Order, as in vLLM: logit bias, repetition, frequency and presence penalties, temperature,
     min-p, top-k, top-p. Log-probabilities are those of the model itself, before all that. A
-    row whose logits are not numbers, or whose bias names no token, gets an `error` instead.
+    row whose logits are not numbers, are not once they are penalised, or whose bias names no
+    token, gets an `error` instead.
     """
     errors = _errors(logits, sequences)
-    if any(errors):
-        broken = torch.tensor([error is not None for error in errors], device=logits.device)
-        logits = logits.masked_fill(broken[:, None], 0)
+    logits = _without_broken(logits, errors)
     adjusted = _adjust(logits, sequences, errors)
+    if adjusted is not logits:
+        errors = _overflows(adjusted, errors)
+        adjusted = _without_broken(adjusted, errors)
     chosen = sample(adjusted, _plan(sequences, logits.device)).tolist()
     reports = _logprobs(logits, sequences, chosen)
     return [
@@ -48,6 +50,22 @@ def _errors(logits: Tensor, sequences: Rows[Sequence]) -> list[str | None]:
         else:
             errors.append(None)
     return errors
+
+
+def _overflows(adjusted: Tensor, errors: Rows[str | None]) -> list[str | None]:
+    finite = torch.isfinite(adjusted.amax(1)).tolist()
+    return [
+        error or (None if is_finite else "bias and penalties make the logits overflow")
+        for is_finite, error in zip(finite, errors, strict=True)
+    ]
+
+
+def _without_broken(logits: Tensor, errors: Rows[str | None]) -> Tensor:
+    """Rows with an error are sampled like others, from zeros; nobody sees what comes out."""
+    if not any(errors):
+        return logits
+    broken = torch.tensor([error is not None for error in errors], device=logits.device)
+    return logits.masked_fill(broken[:, None], 0)
 
 
 def _adjust(logits: Tensor, sequences: Rows[Sequence], errors: Rows[str | None]) -> Tensor:
