@@ -17,10 +17,11 @@ from gateway.batches.rows import held_row, refused_row
 from gateway.batches.state import check_transition
 from gateway.batches.sweep import activity
 from gateway.billing.service import price_for
-from gateway.jobs.settlement import begin_finalizing, insert_new, is_finished
+from gateway.jobs.settlement import begin_finalizing, is_finished
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
+from gateway.kit.sql import insert_new
 from gateway.models import Batch, Request, Result
 
 
@@ -59,7 +60,7 @@ def _capped(errors: list[Any], new: list[Any], most: int) -> list[Any]:
 
 async def _insert_held(session: WriteSession, batch: Batch, checked: Checked) -> None:
     rows = [held_row(batch, line, parsed.custom_id, plan) for line, parsed, plan in checked.plans]
-    await insert_new(session, Request, rows, Request.id)
+    await insert_new(session, Request, rows)
     batch.enqueued_tokens += sum(row["prompt_tokens"] for row in rows)
 
 
@@ -80,8 +81,8 @@ async def _insert_refused(
                 "created_at": now_ms(),
             }
         )
-    await insert_new(session, Request, rows, Request.id)
-    await insert_new(session, Result, results, Result.request_id)
+    await insert_new(session, Request, rows)
+    await insert_new(session, Result, results)
 
 
 async def _any_target(session: WriteSession) -> dict[str, Any] | None:

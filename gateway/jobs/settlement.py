@@ -7,7 +7,7 @@ terminal state wins; what comes later changes nothing and bills nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ from gateway.jobs.states import TERMINAL, TerminalState
 from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
-from gateway.kit.sql import insert_ignoring
-from gateway.models import Base, Batch, Price, Request, Result, UsageRecord
+from gateway.kit.sql import insert_new
+from gateway.models import Batch, Price, Request, Result, UsageRecord
 from worker.protocol.types import RequestClass, TokenUsage
 
 
@@ -85,16 +85,6 @@ async def settle(
     return _count(locked, {request_id: settlements[request_id] for request_id in settled}, now)
 
 
-async def insert_new(
-    session: WriteSession, table: type[Base], rows: Sequence[Mapping[str, Any]], returning: Any
-) -> list[Any]:
-    """What was really inserted: rows whose key exists are left out."""
-    if not rows:
-        return []
-    statement = insert_ignoring(session, table).returning(returning)
-    return list(await session.scalars(statement, list(rows)))
-
-
 async def _insert_results(
     session: WriteSession, settlements: Mapping[str, Settlement], now: int
 ) -> list[str]:
@@ -108,7 +98,7 @@ async def _insert_results(
         }
         for request_id, each in settlements.items()
     ]
-    return await insert_new(session, Result, rows, Result.request_id)
+    return await insert_new(session, Result, rows)
 
 
 async def _insert_usage(
@@ -126,7 +116,7 @@ async def _insert_usage(
         )
         for request_id, usage in used.items()
     ]
-    await insert_new(session, UsageRecord, rows, UsageRecord.id)
+    await insert_new(session, UsageRecord, rows)
 
 
 def _usage_row(request: Request, usage: TokenUsage, price: Price, now: int) -> dict[str, Any]:

@@ -58,16 +58,22 @@ class Prompts:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """The template writes the special tokens, so encoding adds none."""
         text = self.render_chat(messages)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(self._ids(text, add_special_tokens=False))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Plain text, with the special tokens that the tokenizer adds, and one BOS at most."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+        ids = self._ids(text, add_special_tokens=True)
         if self._bos and text.startswith(self._bos):
             bos = self._tokenizer.token_to_id(self._bos)
             if ids[:2] == [bos, bos]:
                 del ids[0]
         return tuple(ids)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: that lets other threads run, and computes no offsets."""
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded[0].ids
+        return ids
 
     def token_text(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

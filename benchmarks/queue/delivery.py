@@ -1,0 +1,207 @@
+"""How fast a batch passes through everything but the model.
+
+    python -m benchmarks.queue.delivery [--database sqlite|postgres] [--lines N] [--bytes N]
+        [--max-tokens N] [--model FOLDER] [--validate-only]
+
+Servers, a collector and a worker with the null engine are real processes, started for the run;
+validation runs in this one, so that its memory can be told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+from sqlalchemy import select
+
+from benchmarks.queue.servers import own_postgres, own_redis
+from gateway.adapters.base_models import register_base_model
+from gateway.auth.scope import TenantScope
+from gateway.batches.finaliser import finalize_batch
+from gateway.batches.validation import validate_batch
+from gateway.files.service import create_output
+from gateway.kit.clock import now_ms
+from gateway.kit.context import Context, open_context
+from gateway.kit.ids import new_id
+from gateway.kit.migrations import migrate
+from gateway.kit.tasks import RecordedTasks
+from gateway.models import Batch
+from gateway.settings import Settings
+from gateway.tenants.service import create_key, create_tenant
+
+MODEL = Path(".cache/smollm2-135m-instruct")
+WORDS = "the kettle arrived broken and order number was never answered by your support team "
+WINDOW_MS = 24 * 3_600_000
+BOUND = 600.0
+
+
+def line(number: int, size: int, max_tokens: int) -> bytes:
+    """About `size` bytes; no two lines share a text."""
+    content = f"{number} " + WORDS * (1 + size // len(WORDS))
+    request = {
+        "custom_id": f"c{number}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "null", "prompt": "", "max_tokens": max_tokens},
+    }
+    room = max(20, size - len(json.dumps(request)) - 1)
+    request["body"]["prompt"] = content[:room]  # type: ignore[index]
+    return json.dumps(request).encode() + b"\n"
+
+
+async def pieces(lines: int, size: int, max_tokens: int) -> AsyncIterator[bytes]:
+    for start in range(0, lines, 100):
+        numbers = range(start, min(start + 100, lines))
+        yield b"".join(line(number, size, max_tokens) for number in numbers)
+
+
+async def make_batch(context: Context, options: argparse.Namespace) -> str:
+    async with context.database.write() as session:
+        await register_base_model(session, "null", str(options.model.absolute()))
+        tenant = await create_tenant(session, "benchmark")
+        key = await create_key(session, tenant.id, "benchmark")
+    chunks = pieces(options.lines, options.bytes, options.max_tokens)
+    file = await create_output(context, TenantScope(tenant.id), "in.jsonl", "batch", chunks)
+    batch = Batch(
+        id=new_id("batch"),
+        tenant_id=tenant.id,
+        key_id=key.key.id,
+        endpoint="/v1/completions",
+        completion_window="24h",
+        input_file_id=file.id,
+        created_at=now_ms(),
+        expires_at=now_ms() + WINDOW_MS,
+    )
+    async with context.database.write() as session:
+        session.add(file)
+        await session.flush()
+        session.add(batch)
+    return batch.id
+
+
+async def validate(context: Context, batch_id: str) -> None:
+    """Prints seconds and the growth of this process's peak memory."""
+    before = await status_of(context, batch_id)
+    start = psutil.Process().memory_info().rss
+    began = time.perf_counter()
+    tasks = RecordedTasks()
+    await validate_batch(context, tasks, batch_id)
+    while tasks.sent:
+        tasks.sent.clear()
+        await validate_batch(context, tasks, batch_id)
+    seconds = time.perf_counter() - began
+    batch = await status_of(context, batch_id)
+    assert batch.status == "in_progress", (before.status, batch.status, batch.errors)
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - start
+    print(
+        f"validate, tokenise and expand {batch.total:,} lines: {seconds:.1f} s, "
+        f"{batch.total / seconds:,.0f} lines/s; peak memory grew by {growth / 2**20:.0f} MiB"
+    )
+
+
+async def status_of(context: Context, batch_id: str) -> Batch:
+    async with context.database.read() as session:
+        return (await session.scalars(select(Batch).where(Batch.id == batch_id))).one()
+
+
+async def deliver(context: Context, batch_id: str, settings: Settings, model: Path) -> None:
+    """Prints the rate from the first answer counted to the last."""
+    with processes(settings, model) as running:
+        batch = await status_of(context, batch_id)
+        while not batch.completed:
+            await _next(running)
+            batch = await status_of(context, batch_id)
+        began, first = time.perf_counter(), batch.completed
+        while batch.completed < batch.total and time.perf_counter() - began < BOUND:
+            await _next(running)
+            batch = await status_of(context, batch_id)
+        seconds = time.perf_counter() - began
+        assert batch.completed == batch.total, (batch.completed, batch.failed, batch.total)
+        rate = (batch.total - first) / seconds
+        print(f"end to end, {batch.total:,} lines: {rate:,.0f} lines/s ({seconds:.1f} s)")
+        for name, process in running.items():
+            times = psutil.Process(process.pid).cpu_times()
+            print(f"    {name}: {times.user + times.system:.1f} s of CPU")
+    began = time.perf_counter()
+    await finalize_batch(context, batch_id)
+    print(f"write the output file: {time.perf_counter() - began:.1f} s")
+
+
+async def _next(running: dict[str, subprocess.Popen[bytes]]) -> None:
+    await asyncio.sleep(0.05)
+    for name, process in running.items():
+        assert process.poll() is None, f"{name} ended with {process.returncode}"
+
+
+@contextmanager
+def processes(settings: Settings, model: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    assert settings.redis_url is not None
+    environment = {
+        **os.environ,
+        "BATTEN_DATA": str(settings.data),
+        "BATTEN_MODEL": str(model.absolute()),
+        "BATTEN_MODEL_NAME": "null",
+        "BATTEN_ENGINE": "null",
+        "BATTEN_LOG_LEVEL": "WARNING",
+        "DATABASE_URL": settings.effective_database_url,
+        "REDIS_URL": settings.redis_url.get_secret_value(),
+        "OMP_NUM_THREADS": "1",
+    }
+    commands = {"collector": ["gateway", "collector"], "worker": ["worker"]}
+    running = {
+        name: subprocess.Popen([sys.executable, "-m", *words], env=environment)
+        for name, words in commands.items()
+    }
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait(60)
+
+
+async def measure(options: argparse.Namespace, settings: Settings) -> None:
+    async with open_context(settings) as context:
+        batch_id = await make_batch(context, options)
+        await context.prompts.of(str(options.model.absolute()))
+        await validate(context, batch_id)
+        if not options.validate_only:
+            await deliver(context, batch_id, settings, options.model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="postgres")
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--bytes", type=int, default=300)
+    parser.add_argument("--max-tokens", type=int, default=4)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--validate-only", action="store_true")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
+        sqlite = f"sqlite:///{data / 'batten.db'}"
+        url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
+        migrate(url)
+        redis_url = stack.enter_context(own_redis())
+        print(
+            f"{options.database}, {options.lines:,} lines of about {options.bytes} bytes, "
+            f"{options.max_tokens} tokens each; load average {os.getloadavg()[0]:.1f}"
+        )
+        asyncio.run(measure(options, Settings(data=data, database_url=url, redis_url=redis_url)))
+
+
+if __name__ == "__main__":
+    main()
