@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv lint test test-full serve demo bench clean
+.PHONY: help venv lint test test-full chaos serve demo bench clean
 
 PYTHON ?= $(shell .ci/find-python)
 VENV := .venv
@@ -48,6 +48,9 @@ test: lint $(MODEL_READY) ## lint, then the tests
 
 test-full: lint $(MODEL_READY) ## lint, then all tests, the long ones included
 	@.ci/stage "tests" $(TEST_ENV) $(BIN)/pytest -q
+
+chaos: $(STAMP) ## batches in a system that is killed, frozen and emptied: 200 rounds
+	$(TEST_ENV) $(BIN)/pytest -q -s tests/chaos
 
 serve: $(MODEL_READY) $(STAMP) ## batten up with demo tenants and adapters
 	$(BIN)/python examples/serve.py

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from worker.runtime.errors import StartError
 from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
+from worker.runtime.plan import plan
 from worker.settings import WorkerSettings, model_name_of, unique_name
 
 DATA = Path("~/.local/share/batten")
@@ -77,6 +78,14 @@ DATA = Path("~/.local/share/batten")
 @click.option(
     "--metrics-host", default="127.0.0.1", envvar="BATTEN_METRICS_HOST", show_default=True
 )
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    envvar="BATTEN_LEASE_SECONDS",
+    show_default=True,
+    help="Work of a worker silent for so long goes to another; the same for every process.",
+)
 @click.option("--log-level", default="INFO", envvar="BATTEN_LOG_LEVEL", show_default=True)
 @click.option(
     "--log-format",
@@ -138,6 +147,7 @@ def worker_settings(
 
 
 main.add_command(generate)
+main.add_command(plan)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ class WorkerSettings(EngineSettings):
     """`model_name` is what clients call the model, and the name of the queue. `store` holds the
     adapters. `null_delay` (seconds) is what a step of the null engine takes. On a first SIGTERM
     the worker takes nothing new and has `drain_seconds` to finish what runs; the rest is given
-    back to the queue. Without a `metrics_port` no metrics are served.
+    back to the queue. What a worker held that is silent for `lease_seconds` goes to another: the
+    same value for every process of a deployment. Without a `metrics_port` no metrics are served.
     """
 
     model_name: str
@@ -50,6 +51,7 @@ class WorkerSettings(EngineSettings):
     worker: str
     engine: EngineKind = "hf"
     drain_seconds: float = 30.0
+    lease_seconds: float = 60.0
     null_delay: float = 0.0
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 from sqlalchemy import select
@@ -38,6 +39,10 @@ class Pace:
     announcements: float = 2.0
     models: float = 2.0
 
+    @classmethod
+    def with_lease(cls, seconds: float) -> Self:
+        return cls(reap=min(5.0, seconds / 3), lost=seconds / 4)
+
 
 async def run_collector(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises MissingSetting."""
@@ -46,7 +51,8 @@ async def run_collector(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with open_context(settings) as context:
-        await Collector(context, celery_tasks(settings)).run(stop)
+        pace = Pace.with_lease(settings.lease_seconds)
+        await Collector(context, celery_tasks(settings), pace).run(stop)
 
 
 @dataclass(slots=True)
@@ -98,6 +104,7 @@ class Collector:
         room = asyncio.Event()
         epochs = Epochs(self.context, model, fold)
         queue = self.context.queues.queue(model)
+        grace_ms = round(self.context.settings.lease_seconds * 500)
 
         async def collect() -> None:
             if await fold.step(self.consumer, self.pace.read):
@@ -120,7 +127,7 @@ class Collector:
             endure(
                 f"lost:{model}",
                 stop,
-                lambda: requeue_unknown(self.context, model),
+                lambda: requeue_unknown(self.context, model, grace_ms),
                 self.pace.lost,
             ),
         ):

@@ -13,6 +13,7 @@ from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.store import open_store
 from gateway.settings import Settings
+from worker.queue.settings import QueueSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         )
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.effective_database_url)
-    queues = Queues(settings.redis_url.get_secret_value())
+    queues = Queues(
+        settings.redis_url.get_secret_value(), QueueSettings.with_lease(settings.lease_seconds)
+    )
     try:
         yield Context(settings, database, open_store(settings.effective_store), queues)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class QueueSettings:
     dead_letter_limit: int = 1_000
     prefix_tokens: int = 64
     worker_seconds: float = 15.0
+
+    @classmethod
+    def with_lease(cls, seconds: float) -> Self:
+        """What notices a death sooner or later, with the leases: workers' and collectors'."""
+        return cls(lease_seconds=seconds, reclaim_seconds=seconds)
 
     def __post_init__(self) -> None:
         for field in fields(self):

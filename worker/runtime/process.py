@@ -44,7 +44,7 @@ def run(settings: WorkerSettings) -> int:
 
 async def _run(settings: WorkerSettings, engine: Engine) -> int:
     client = connect(settings.redis_url)
-    queue_settings = QueueSettings()
+    queue_settings = QueueSettings.with_lease(settings.lease_seconds)
     queue = RedisQueue(client, settings.model_name, queue_settings)
     worker = Worker(settings.worker, engine, queue)
     close_metrics = _serve_metrics(settings, worker)
