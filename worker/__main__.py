@@ -13,6 +13,7 @@ from worker.runtime.errors import StartError
 from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
 from worker.runtime.plan import plan
+from worker.runtime.threads import wait_politely
 from worker.settings import WorkerSettings, model_name_of, unique_name
 
 DATA = Path("~/.local/share/batten")
@@ -97,6 +98,7 @@ DATA = Path("~/.local/share/batten")
 @click.pass_context
 def main(ctx: click.Context, /, data: Path, name: str | None, **options: Any) -> None:
     """Run one engine: it takes work from the queue in Redis and answers into it."""
+    wait_politely()
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
         return

@@ -14,6 +14,7 @@ COMMANDS = {
     "collector": LazyCommand("gateway.cli.processes:collector", "Run the collector and dispatcher"),
     "control": LazyCommand("gateway.cli.processes:control", "Run the control tasks (Celery)"),
     "worker": LazyCommand("gateway.cli.processes:worker", "Run an engine: python -m worker"),
+    "plan": LazyCommand("gateway.cli.plan:plan", "Say what fits a device, from a config.json"),
     "migrate": LazyCommand("gateway.cli.migrate:migrate", "Bring the database to this release"),
     "tenant": LazyCommand("gateway.cli.tenant:tenant", "Create and list tenants"),
     "key": LazyCommand("gateway.cli.key:key", "Create and revoke API keys"),

@@ -89,7 +89,11 @@ def hf_engine(
         device=device,
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
+        weights=sum(weight.nbytes for weight in model.packed.module.parameters()),
+        adapter_pool=model.adapter_bytes_per_rank * pool.rank,
+        kv_memory=model.kv_layout.bytes_per_token * config.kv_tokens,
         kv_tokens=config.kv_tokens,
+        block_size=size,
     )
     runner = ModelRunner(model, num_blocks, size, adapters)
     engine = Engine(config, runner, adapters, tokenizer, model.eos_ids, model.revision)

@@ -1,0 +1,164 @@
+"""The plan's arithmetic, against an engine that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from worker.__main__ import main
+from worker.engine.model_size import model_size
+from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
+from worker.runtime.offline import OfflineEngine
+from worker.settings import EngineSettings
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+SIZE = ModelSize(
+    parameters=1000,
+    active_parameters=1000,
+    weights=2000,
+    kv_token=10,
+    adapter_rank=5,
+    activation_token=3,
+    logits_row=7,
+    attention_flops=0,
+    context_tokens=100,
+)
+
+
+def save(folder: Path, model: Any) -> Path:
+    model.save_pretrained(folder)
+    vocabulary = {f"w{i}": i for i in range(50)}
+    Tokenizer(WordLevel(vocabulary, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
+    config = LlamaConfig(**{**SMALL, "tie_word_embeddings": tied})
+    folder = save(tmp_path, LlamaForCausalLM(config))
+    size = model_size(folder, torch.float32)
+    settings = EngineSettings(
+        model=str(folder), dtype="float32", kv_memory=1 << 20, adapter_rank=8, threads=1
+    )
+    with OfflineEngine(settings) as offline:
+        engine = offline.engine
+        model = engine._runner.model
+        parameters = {id(p): p for p in model.packed.module.parameters()}.values()
+        pool = [
+            tensor
+            for layer in model.linears.values()
+            for tensor in (layer.A, layer.B, layer.scales)
+        ]
+        plan = plan_memory(
+            size,
+            device_memory=None,
+            kv_memory=1 << 20,
+            adapter_rank=8,
+            token_budget=2048,
+            max_sequences=256,
+            block_size=engine.config.block_size,
+        )
+        assert size.parameters == sum(p.numel() for p in parameters)
+        assert plan.weights == sum(p.nbytes for p in parameters)
+        assert plan.adapters == sum(tensor.nbytes for tensor in pool)
+        assert size.kv_token == model.kv_layout.bytes_per_token
+        assert (plan.blocks, plan.kv_tokens) == (engine.config.num_blocks, engine.config.kv_tokens)
+        cache = [t for layer in range(2) for t in engine._runner.cache.layer(layer)]
+        assert plan.blocks * plan.block_size * size.kv_token == sum(t.nbytes for t in cache)
+        assert size.context_tokens == engine.config.context_tokens
+
+
+def test_only_the_chosen_experts_are_active(tmp_path: Path) -> None:
+    config = MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=1)
+    model = MixtralForCausalLM(config)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    model.save_pretrained(tmp_path)
+    size = model_size(tmp_path, torch.bfloat16)
+    table = 50 * 32
+    assert size.active_parameters == size.parameters - table - experts * 3 // 4
+
+
+def test_a_model_without_rotary_positions_is_sized_too(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
+    model.save_pretrained(tmp_path)
+    size = model_size(tmp_path, torch.float32)
+    assert size.weights == sum(p.nbytes for p in model.parameters())
+    assert size.kv_token == 2 * 2 * 32 * 4
+
+
+def test_the_rest_of_the_device_goes_to_keys_and_values() -> None:
+    plan = plan_memory(
+        SIZE,
+        device_memory=10_000,
+        kv_memory=None,
+        adapter_rank=4,
+        token_budget=100,
+        max_sequences=10,
+        block_size=8,
+    )
+    assert plan.keys_values == 9000 - 2000 - 20 - 300 - 70
+    assert plan.blocks == plan.keys_values // 80
+
+
+def test_shared_tokens_are_stored_once() -> None:
+    plan = MemoryPlan(weights=0, adapters=0, activations=0, keys_values=0, blocks=20, block_size=8)
+    assert plan.sequences(17) == 20 // 3
+    assert plan.sequences(17, shared=16) == 18
+    assert plan.sequences(16, shared=16) == 19
+    assert plan.sequences(8 * 21) == 0
+
+
+@pytest.mark.parametrize("context", [0, 20])
+def test_the_roofline_turns_where_computing_begins_to_take_longer(context: int) -> None:
+    roofline = Roofline(flops=100_000.0, bandwidth=50_000.0)
+    batch = roofline.compute_bound_from(SIZE, context)
+    assert batch is not None
+    reading = lambda count: (2000 + count * context * 10) / 50_000  # noqa: E731
+    computing = lambda count: count * 2000 / 100_000  # noqa: E731
+    assert computing(batch) >= reading(batch)
+    assert batch == 1 or computing(batch - 1) < reading(batch - 1)
+    assert roofline.step_seconds(SIZE, batch, context) == computing(batch)
+
+
+def test_long_contexts_are_never_bound_by_computing() -> None:
+    assert Roofline(100_000.0, 50_000.0).compute_bound_from(SIZE, 1000) is None
+
+
+def test_the_command_reports_without_weights(tmp_path: Path) -> None:
+    LlamaConfig(**SMALL, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    options = ["--device", "h100", "--length", "64", "--adapter-rank", "8"]
+    result = CliRunner().invoke(main, ["plan", str(tmp_path), "--dtype", "bfloat16", *options])
+    assert result.exit_code == 0, result.output
+    assert "(128 bytes per token)" in result.output
+    assert "of 64 tokens: " in result.output
+    assert "bound by computing from" in result.output
+
+
+def test_an_unknown_device_is_refused_by_name(tmp_path: Path) -> None:
+    LlamaConfig(**SMALL).save_pretrained(tmp_path)
+    result = CliRunner().invoke(main, ["plan", str(tmp_path), "--device", "abacus"])
+    assert result.exit_code == 1
+    assert "no such device: abacus; known are cpu, l4" in result.output

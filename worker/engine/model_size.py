@@ -1,0 +1,73 @@
+"""A model's sizes from its config.json alone: its modules are built on no device, without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from worker.engine.kv_cache import KvLayout
+from worker.engine.lora import RankPool, wrap_linears
+from worker.engine.packed_model import PackedModel
+from worker.engine.sizing import ModelSize
+
+
+def model_size(folder: Path, dtype: torch.dtype) -> ModelSize:
+    """Raises OSError, ValueError or KeyError for a folder without a config that can be read."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    text = config.get_text_config()
+    layout = PackedModel(model).kv_layout()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    widest = max(max(layer.weight.shape) for layer in _linears(model))
+    return ModelSize(
+        parameters=parameters,
+        active_parameters=_active(model, text),
+        weights=sum(parameter.nbytes for parameter in model.parameters()),
+        kv_token=layout.bytes_per_token,
+        adapter_rank=RankPool.bytes_per_rank(wrap_linears(model), dtype),
+        # A layer's residual, its normalised copy, and gate, up and product of its widest module,
+        # of which intermediate ones are float32.
+        activation_token=(2 * text.hidden_size + 3 * widest) * 4,
+        logits_row=text.vocab_size * (dtype.itemsize + 2 * 4),
+        attention_flops=_attention_flops(layout, text),
+        context_tokens=int(text.max_position_embeddings),
+    )
+
+
+def _linears(model: nn.Module) -> list[Any]:
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    found = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    return [module for module in found if module is not head]
+
+
+def _active(model: nn.Module, text: Any) -> int:
+    """Parameters that the matrix products of one token read: of experts, the chosen share."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    total = sum(
+        parameter.numel() * _share(name, text)
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in tables and parameter is not head.weight
+    )
+    return int(total) + int(head.weight.numel())
+
+
+def _share(name: str, text: Any) -> float:
+    if ".experts." not in name:
+        return 1.0
+    names = ("num_local_experts", "n_routed_experts", "num_experts")
+    experts = next((getattr(text, key) for key in names if getattr(text, key, None)), 1)
+    return float(getattr(text, "num_experts_per_tok", experts)) / float(experts)
+
+
+def _attention_flops(layout: KvLayout, text: Any) -> int:
+    """Scores and their sum over values: two products for every query head and layer."""
+    return sum(
+        2 * text.num_attention_heads * (layer.key_dim + layer.value_dim) for layer in layout.layers
+    )

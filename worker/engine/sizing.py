@@ -1,0 +1,117 @@
+"""How a device's memory is divided, and when decoding stops being bound by it. Arithmetic only.
+
+weights | adapter pool | activations | keys and values          90 % of the device
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICE_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What one model needs. All in bytes but `parameters`, `active_parameters` (those that one
+    token's matrix products read: without the embedding table, and of experts only the chosen
+    ones) and `attention_flops` (per token and token of context).
+
+    `weights`: all parameters. `kv_token`: keys and values of one token. `adapter_rank`: one row of
+    the rank pool in all modules. `activation_token`: a forward pass's working memory for one token,
+    `logits_row` for one sequence that samples: estimates of the largest tensors alive at once.
+    """
+
+    parameters: int
+    active_parameters: int
+    weights: int
+    kv_token: int
+    adapter_rank: int
+    activation_token: int
+    logits_row: int
+    attention_flops: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of each part; `blocks` of `block_size` tokens fit the last one (0: none do)."""
+
+    weights: int
+    adapters: int
+    activations: int
+    keys_values: int
+    blocks: int
+    block_size: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.blocks * self.block_size
+
+    def sequences(self, tokens: int, shared: int = 0) -> int:
+        """Sequences of `tokens` tokens that fit at once when the first `shared` are one prefix,
+        stored once as far as it fills blocks."""
+        common = min(shared, tokens - 1) // self.block_size
+        own = -(-tokens // self.block_size) - common
+        return max(0, self.blocks - common) // own
+
+
+def plan_memory(
+    size: ModelSize,
+    *,
+    device_memory: int | None,
+    kv_memory: int | None,
+    adapter_rank: int,
+    token_budget: int,
+    max_sequences: int,
+    block_size: int,
+) -> MemoryPlan:
+    """`kv_memory` where it is given (and always needed without a `device_memory`), else what the
+    device's share leaves."""
+    adapters = size.adapter_rank * adapter_rank
+    activations = size.activation_token * token_budget + size.logits_row * max_sequences
+    if kv_memory is not None:
+        memory = kv_memory
+    elif device_memory is not None:
+        used = size.weights + adapters + activations
+        memory = max(0, int(device_memory * DEVICE_SHARE) - used)
+    else:
+        raise ValueError("either the device's memory or that for keys and values must be known")
+    return MemoryPlan(
+        weights=size.weights,
+        adapters=adapters,
+        activations=activations,
+        keys_values=memory,
+        blocks=memory // (size.kv_token * block_size),
+        block_size=block_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A device's peak: `flops` (multiplications and additions) and `bandwidth` (bytes) a second."""
+
+    flops: float
+    bandwidth: float
+
+    def step_seconds(self, size: ModelSize, sequences: int, context: int) -> float:
+        """A decode step of `sequences` with `context` tokens each, at the peak."""
+        return max(self._memory(size, sequences, context), self._compute(size, sequences, context))
+
+    def compute_bound_from(self, size: ModelSize, context: int) -> int | None:
+        """The smallest batch whose decode step takes longer to compute than to read; None when
+        each sequence's own keys and values take longer to read than its token to compute."""
+        fixed = self._memory(size, 0, context)
+        per_sequence = self._compute(size, 1, context) - (self._memory(size, 1, context) - fixed)
+        if per_sequence <= 0:
+            return None
+        batch = max(1, int(fixed / per_sequence))
+        while self._compute(size, batch, context) < self._memory(size, batch, context):
+            batch += 1
+        return batch
+
+    def _memory(self, size: ModelSize, sequences: int, context: int) -> float:
+        return (size.weights + sequences * context * size.kv_token) / self.bandwidth
+
+    def _compute(self, size: ModelSize, sequences: int, context: int) -> float:
+        token = 2 * size.active_parameters + context * size.attention_flops
+        return sequences * token / self.flops

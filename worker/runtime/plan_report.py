@@ -1,0 +1,129 @@
+"""The arithmetic of `plan`, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from worker.engine.model_size import model_size
+from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
+from worker.runtime import memory as machine
+from worker.runtime.build import model_folder
+from worker.runtime.build_hf import BLOCK_SIZES, resolve_dtype
+from worker.runtime.devices import DEVICES, Device, measure_cpu
+from worker.runtime.errors import ModelUnusable
+from worker.runtime.plan import LENGTHS
+from worker.settings import DType
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def report(
+    *,
+    model: str,
+    device: str,
+    memory: int | None,
+    kv_memory: int | None,
+    flops: float | None,
+    bandwidth: float | None,
+    dtype: DType,
+    adapter_rank: int,
+    token_budget: int,
+    max_sequences: int,
+    block_size: int | None,
+    lengths: Sequence[int],
+    shared: int,
+) -> list[str]:
+    """Raises ModelUnusable."""
+    kind = "cpu" if device == "cpu" else "cuda"
+    known = _known(device)
+    resolved = getattr(torch, resolve_dtype(dtype, kind))
+    size = _size(model, resolved)
+    free = memory or (known.memory if known else None)
+    kv = kv_memory or (_cpu_share(memory) if kind == "cpu" else None)
+    plan = plan_memory(
+        size,
+        device_memory=free,
+        kv_memory=kv,
+        adapter_rank=adapter_rank,
+        token_budget=token_budget,
+        max_sequences=max_sequences,
+        block_size=block_size or BLOCK_SIZES[kind],
+    )
+    peak = known.roofline if known else measure_cpu(resolved)
+    roofline = Roofline(flops or peak.flops, bandwidth or peak.bandwidth)
+    chosen = lengths or [length for length in LENGTHS if length <= size.context_tokens]
+    return [
+        *_memory_lines(size, plan, adapter_rank),
+        *_length_lines(plan, chosen, shared, max_sequences),
+        *_roofline_lines(size, roofline, [0, *chosen], measured=known is None and not flops),
+    ]
+
+
+def _known(device: str) -> Device | None:
+    if device == "cpu":
+        return None
+    if device not in DEVICES:
+        raise ModelUnusable(f"no such device: {device}; known are cpu, {', '.join(DEVICES)}")
+    return DEVICES[device]
+
+
+def _size(model: str, dtype: torch.dtype) -> ModelSize:
+    folder = model_folder(model)
+    try:
+        return model_size(folder, dtype)
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelUnusable(f"{folder}/config.json cannot be used: {reason}") from error
+
+
+def _cpu_share(memory: int | None) -> int:
+    """As the engine takes it."""
+    return machine.kv_memory(memory or machine.free_memory(torch.device("cpu")), "cpu")
+
+
+def _memory_lines(size: ModelSize, plan: MemoryPlan, rank: int) -> Iterator[str]:
+    yield f"parameters        {size.parameters:,}"
+    yield f"weights           {_bytes(plan.weights)}"
+    yield f"adapter pool      {_bytes(plan.adapters)}  ({rank} rows of {_bytes(size.adapter_rank)})"
+    yield f"activations       {_bytes(plan.activations)}  (estimate)"
+    yield f"keys and values   {_bytes(plan.keys_values)}  ({size.kv_token:,} bytes per token)"
+    yield f"capacity          {plan.kv_tokens:,} tokens in blocks of {plan.block_size}"
+
+
+def _length_lines(
+    plan: MemoryPlan, lengths: Sequence[int], shared: int, most: int
+) -> Iterator[str]:
+    yield ""
+    for length in lengths:
+        fit = plan.sequences(length, shared)
+        limit = f", of which {most} run (--max-sequences)" if fit > most else ""
+        common = f", {min(shared, length)} of them shared" if shared else ""
+        yield f"of {length:,} tokens{common}: {fit:,} sequences{limit}"
+
+
+def _roofline_lines(
+    size: ModelSize, roofline: Roofline, contexts: Sequence[int], *, measured: bool
+) -> Iterator[str]:
+    source = "measured here" if measured else "peak"
+    yield ""
+    yield (
+        f"roofline ({source}): {roofline.flops / 1e12:.2f} TFLOP/s, "
+        f"{roofline.bandwidth / 1e9:.1f} GB/s"
+    )
+    for context in contexts:
+        batch = roofline.compute_bound_from(size, context)
+        bound = "never" if batch is None else f"from {batch:,} sequences on"
+        alone = roofline.step_seconds(size, 1, context)
+        yield (
+            f"decode at context {context:,}: bound by computing {bound}; one sequence alone at "
+            f"most {1 / alone:,.0f} tokens/s"
+        )
+
+
+def _bytes(count: int) -> str:
+    amount, unit = float(count), 0
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.1f} {_UNITS[unit]}" if unit else f"{count} B"
