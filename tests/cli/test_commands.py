@@ -32,7 +32,7 @@ def test_help_names_every_command(batten) -> None:
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"worker"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"worker", "plan"}))
 def test_each_command_explains_itself(name: str) -> None:
     result = CliRunner().invoke(root, [name, "--help"])
     assert result.exit_code == 0, result.output
@@ -54,6 +54,12 @@ def test_worker_passes_everything_on(batten) -> None:
     done = batten("worker", "--help")
     assert done.returncode == 0
     assert "python -m worker" in done.stdout
+
+
+def test_plan_passes_everything_on(batten) -> None:
+    done = batten("plan", "--help")
+    assert done.returncode == 0
+    assert "bytes per token" in done.stdout
 
 
 def test_tenants_and_keys_are_made_on_the_servers_host(batten) -> None:
