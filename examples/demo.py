@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 from customers import OnboardingError, onboard
+from httpx import HTTPError
+from openai import OpenAIError
 from report import print_error, print_report
 from rich.console import Console
 from runs import BatchError, bill, collect, follow, submit_all
@@ -28,11 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         demo(options, console)
-    except (StackError, OnboardingError, BatchError) as error:
+    except (StackError, OnboardingError, BatchError, OpenAIError, HTTPError) as error:
         print_error(console, error)
         return 1
     except KeyboardInterrupt:
-        console.print("\nstopped; nothing is left running")
+        console.print("stopped; nothing is left running")
         return 130
     return 0
 

@@ -6,7 +6,9 @@ Tenants, keys and everything that ran are kept in the data directory, which the 
 """
 
 import argparse
+import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -29,11 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(options, console)
-    except (StackError, OnboardingError) as error:
+    except (StackError, OnboardingError, httpx.HTTPError) as error:
         print_error(console, error)
         return 1
     except KeyboardInterrupt:
-        console.print("\nstopped; nothing is left running")
+        console.print("stopped; nothing is left running")
     return 0
 
 
@@ -62,13 +64,21 @@ def introduce(console: Console, stack: Stack, model_name: str, customers: list[C
     show(f"  operator            {stack.admin_key}")
     for customer in customers:
         show(f"  {customer.tenant:<19} {customer.key}  (model: {customer.adapter})")
-    first = customers[0]
-    show(
-        f"\ntry: curl {stack.url}/v1/chat/completions -H 'Authorization: Bearer {first.key}' "
-        "-H 'Content-Type: application/json' "
-        f"""-d '{{"model": "{first.adapter}", "messages": """
-        """[{"role": "user", "content": "My parcel A-1042 never arrived."}]}'"""
-    )
+    show(f"\ntry: {example(stack, customers[0])}")
+
+
+def example(stack: Stack, customer: Customer) -> str:
+    """A command for the shell: a ticket with the instructions that the adapter was trained on."""
+    ticket = "My Nimbus Kettle arrived broken, order 48213."
+    body = {
+        "model": customer.adapter,
+        "messages": customer.task.messages(ticket),
+        "max_tokens": customer.task.MAX_TOKENS,
+        "temperature": 0,
+    }
+    words = [f"{stack.url}/v1/chat/completions", "-H", f"Authorization: Bearer {customer.key}"]
+    words += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return shlex.join(["curl", *words])
 
 
 def watch(stack: Stack) -> None:

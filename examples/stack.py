@@ -52,6 +52,9 @@ def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterat
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(process, url, admin_key, log)
         yield Stack(url, admin_key, data)
+    except KeyboardInterrupt:
+        print("\nstopping …", flush=True)  # which takes seconds
+        raise
     finally:
         stop(process)
 

@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 MODEL = ROOT / ".cache" / "smollm2-135m-instruct"
 ADDRESS = "127.0.0.1:8400"
 START_SECONDS = 120.0
-SECONDS = 60.0
+SECONDS = 120.0
 STOP_SECONDS = 90.0
 
 pytestmark = pytest.mark.skipif(not MODEL.is_dir(), reason="the demo model is not made")
@@ -119,12 +119,28 @@ def test_curl(served: Served) -> None:
 def test_openai_client_then_command_line(served: Served) -> None:
     """In the README's order: the second uses the file that the first writes."""
     (code,) = snippets("python")
-    answer = json.loads(served.run(sys.executable, "-", text=code))
+    models, _, output_file = served.run(sys.executable, "-", text=code).partition("\n")
+    assert models == str([MODEL.name, "triage"])
+    answer = json.loads(output_file)
     assert answer["custom_id"] == "ticket-1"
-    assert answer["response"]["body"]["model"].startswith("triage")
+    assert answer["response"]["body"]["model"] == "triage"
 
     output = served.run("bash", "-euo", "pipefail", text=snippets("bash")[1])
     answers = (served.folder / "answers.jsonl").read_text().splitlines()
     assert [json.loads(line)["custom_id"] for line in answers] == ["ticket-1"]
     assert output.startswith("my-triage@1\n")
     assert "Every token is accounted for once." in output
+
+
+def test_instructions_are_those_of_the_training() -> None:
+    (code,) = snippets("python")
+    words = "".join(re.findall(r'^    "([^"]+)"$', code, re.MULTILINE))
+    training = (ROOT / "examples" / "tasks" / "triage.py").read_text()
+    assert words
+    assert words == "".join(re.findall(r'^    "([^"]+)"$', training, re.MULTILINE)[:4])
+
+
+def test_the_printed_example(served: Served) -> None:
+    command = (served.folder / "serve.log").read_text().partition("\ntry: ")[2]
+    answer = json.loads(served.run("bash", "-euo", "pipefail", text=command))
+    assert answer["model"] == "triage"
