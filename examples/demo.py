@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(143))
     try:
         demo(options, console)
     except (StackError, OnboardingError, BatchError, OpenAIError, HTTPError) as error:

@@ -28,7 +28,8 @@ SILENT_SECONDS = 60.0
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         serve(options, console)
     except (StackError, OnboardingError, httpx.HTTPError) as error:

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
+
+from gateway.cli.supervisor import guard_main
 
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
@@ -39,24 +42,42 @@ def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterat
     log = data / "up.log"
     command = [sys.executable, "-m", "gateway", "up", "--model", str(model)]
     command += ["--model-name", model_name, "--data", str(data), "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "BATTEN_ADMIN_KEY": admin_key},
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_ready(process, url, admin_key, log)
-        yield Stack(url, admin_key, data)
-    except KeyboardInterrupt:
-        print("\nstopping …", flush=True)  # which takes seconds
-        raise
-    finally:
-        stop(process)
+    with ended_with_us() as guard:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "BATTEN_ADMIN_KEY": admin_key},
+                start_new_session=True,
+            )
+        try:
+            guard.write(f"+{process.pid}\n")
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(process, url, admin_key, log)
+            yield Stack(url, admin_key, data)
+        except KeyboardInterrupt:
+            print("\nstopping …", flush=True)  # which takes seconds
+            raise
+        finally:
+            stop(process)
+            guard.write(f"-{process.pid}\n")
+
+
+@contextmanager
+def ended_with_us() -> Iterator[IO[str]]:
+    """Write `+PGID` to have a process group killed once this process is gone, even by SIGKILL."""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard_main.__file__],
+        stdin=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+    with guard:  # closes its standard input and waits
+        assert guard.stdin is not None
+        yield guard.stdin
 
 
 def kept_secret(path: Path) -> str:

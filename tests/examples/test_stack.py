@@ -1,0 +1,36 @@
+"""What the examples start ends with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+HOLDER = """
+import subprocess, sys, time
+from stack import ended_with_us
+
+with ended_with_us() as guard:
+    group = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    guard.write(f"+{group.pid}\\n")
+    group.stdout.readline()
+    print(group.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_script_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], cwd=EXAMPLES, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        group = psutil.Process(int(holder.stdout.readline()))
+        holder.kill()
+    group.wait(30)
+    assert not group.is_running()
