@@ -17,6 +17,7 @@ from gateway.billing import endpoints as billing
 from gateway.chat import endpoints as chat
 from gateway.files import endpoints as files
 from gateway.jobs import endpoints as jobs
+from gateway.jobs import operations_endpoints as operations
 from gateway.kit.context import open_context
 from gateway.kit.edge import RequestEdge
 from gateway.kit.error_handlers import install_error_handlers
@@ -30,6 +31,7 @@ ROUTERS = (
     files.router,
     batches.router,
     jobs.router,
+    operations.router,
     chat.router,
     models.router,
     adapters.router,

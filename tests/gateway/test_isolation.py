@@ -96,6 +96,7 @@ async def owned(client: httpx.AsyncClient, tenant: Any, deployment: Any) -> Ids:
         "file_id": file["id"],
         "batch_id": batch["id"],
         "job_id": job["id"],
+        "request_id": job["id"],
         "key_id": tenant.key_id,
         "tenant": tenant.tenant_id,
         "adapter": "somebodys-adapter",
