@@ -43,7 +43,7 @@ def _probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
     overflows upwards, and no divisor is so small that the processor takes it for 0."""
     shifted = logits - logits.amax(1, keepdim=True)
     divisors = temperatures.clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.softmax(shifted / divisors[:, None], 1)
+    return torch.softmax(shifted.div_(divisors[:, None]), 1)
 
 
 def _sample_head(probabilities: Tensor, plan: SamplingPlan) -> tuple[Tensor, Tensor]:
