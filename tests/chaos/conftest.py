@@ -160,14 +160,14 @@ class System:
         self.redis.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     system = System(tmp_path_factory.mktemp("chaos"))
     yield system
     system.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(system: System) -> Iterator[OpenAI]:
     with system.connect() as client:
         yield client
