@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +41,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ensure_weight_tying": (None, False),
 }
 # These start from a decomposition of the base model's weights, and change the base.
+_LARGEST = 3.4028234663852886e38  # float32
 _BASE_CHANGING_INIT = ("pissa", "olora", "corda", "loftq")
 _NO_EFFECT = frozenset(
     {
@@ -138,8 +138,8 @@ def _positive_int(fields: Mapping[str, Any], name: str, default: int | None) -> 
 
 
 def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise _malformed(name, f"{name} {value!r} is not a number")
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+        raise _malformed(name, f"{name} {value!r} is not a number that fits 32 bits")
     return float(value)
 
 
