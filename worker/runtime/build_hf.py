@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlparse
@@ -81,7 +81,10 @@ def hf_engine(
     adapters = AdapterCache(pool, source_for(model.lora_shapes))
     size = settings.block_size or BLOCK_SIZES[model.device.type]
     num_blocks = _num_blocks(settings, model, size)
-    config = scheduler_config(settings, num_blocks, size, model.context_tokens)
+    config = replace(
+        scheduler_config(settings, num_blocks, size, model.context_tokens),
+        vocabulary=model.vocab_size,
+    )
     _log.info(
         "model_loaded",
         folder=str(folder),
