@@ -19,6 +19,10 @@ import redis
 
 START_SECONDS = 30.0
 
+# Triton reads this once, when it is imported: without a GPU, its kernels are interpreted.
+if not [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def unprivileged() -> dict[str, object]:
     """Postgres refuses to run as root: arguments of Popen that make it nobody."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kernels import backend
 from kernels.errors import check_shape
 from kernels.paged_attention import AttentionPlan
 
@@ -31,6 +32,11 @@ def kv_write(
     check_shape("key", key, plan.num_tokens, kv_heads, key_dim)
     check_shape("value_cache", value_cache, blocks, kv_heads, block_size, None)
     check_shape("value", value, plan.num_tokens, kv_heads, value_cache.shape[3])
+    if backend.uses_triton(key_cache):
+        from kernels.kv_write import triton_kernel
+
+        triton_kernel.kv_write(key, value, key_cache, value_cache, plan)
+        return
     from kernels.kv_write import reference
 
     reference.kv_write(key, value, key_cache, value_cache, plan)

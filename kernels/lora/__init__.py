@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
+from kernels import backend
 from kernels.errors import KernelArgumentError, check_shape
 
 
@@ -85,7 +86,13 @@ def lora(
     check_shape("A", A, None, width)
     check_shape("B", B, A.shape[0], y.shape[1])
     check_shape("scales", scales, A.shape[0])
-    if segments.spans:
-        from kernels.lora import reference
+    if not segments.spans:
+        return
+    if backend.uses_triton(x):
+        from kernels.lora import triton_kernel
 
-        reference.lora(x, y, A, B, scales, segments)
+        triton_kernel.lora(x, y, A, B, scales, segments)
+        return
+    from kernels.lora import reference
+
+    reference.lora(x, y, A, B, scales, segments)

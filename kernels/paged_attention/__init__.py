@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from kernels import backend
 from kernels.errors import KernelArgumentError, check_shape
 
 
@@ -124,9 +125,7 @@ def paged_attention(
         raise KernelArgumentError("window", f"{window} is not positive")
     if sinks is not None:
         check_shape("sinks", sinks, query.shape[1])
-    from kernels.paged_attention import cpu, reference
-
-    run = cpu.paged_attention if cpu.is_available(query) else reference.paged_attention
+    run = _implementation(query)
     return run(
         query,
         key_cache,
@@ -137,6 +136,17 @@ def paged_attention(
         softcap=softcap,
         sinks=sinks,
     )
+
+
+def _implementation(query: Tensor) -> Callable[..., Tensor]:
+    """See `kernels.backend`."""
+    if backend.uses_triton(query):
+        from kernels.paged_attention import triton_kernel
+
+        return triton_kernel.paged_attention
+    from kernels.paged_attention import cpu, reference
+
+    return cpu.paged_attention if cpu.is_available(query) else reference.paged_attention
 
 
 def _check_lengths(

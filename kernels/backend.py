@@ -1,0 +1,27 @@
+"""Which implementation of an op runs.
+
+CUDA and HIP tensors    Triton where it is installed, else the reference
+CPU tensors             the C++ kernel where the op has one and it compiles, else the reference
+
+BATTEN_TRITON_KERNELS=0 and BATTEN_NATIVE_KERNELS=0 switch the first choice off.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+from torch import Tensor
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether ops on `tensor` run in Triton. PyTorch calls HIP devices "cuda" too."""
+    return tensor.device.type == "cuda" and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    if os.environ.get("BATTEN_TRITON_KERNELS") == "0":
+        return False
+    return importlib.util.find_spec("triton") is not None
