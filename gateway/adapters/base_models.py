@@ -81,7 +81,7 @@ def context_length(config: dict[str, Any], source: str) -> int:
     raise BaseModelUnreadable(f"config.json of {source!r} names no context length")
 
 
-def model_shapes(source: str) -> dict[str, tuple[int, int]]:
+def model_shapes(source: str) -> dict[str, tuple[int, ...]]:
     """(out, in) by module, of a local folder or a hub model (from the local cache, if it is
     there). Blocks. Raises BaseModelUnavailable."""
     folder = Path(source).expanduser()

@@ -27,7 +27,7 @@ from worker.protocol.peft import (
     validate,
 )
 
-Shapes = Mapping[str, tuple[int, int]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

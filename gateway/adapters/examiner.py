@@ -26,7 +26,7 @@ BYTES_PER_SECOND = 20 * 2**20
 
 _log = structlog.get_logger(__name__)
 
-Shapes = Mapping[str, tuple[int, int]]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CheckInterrupted(Exception):
@@ -35,7 +35,7 @@ class CheckInterrupted(Exception):
 
 class Order(msgspec.Struct, frozen=True):
     folder: str
-    shapes: dict[str, tuple[int, int]]
+    shapes: dict[str, tuple[int, ...]]
     most_rank: int | None
     most_bytes: int
     cpu_seconds: int

@@ -44,13 +44,6 @@ def test_what_peft_saves_is_parsed(tmp_path):
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("use_dora", True),
-        ("lora_bias", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
-        ("modules_to_save", ["lm_head"]),
-        ("trainable_token_indices", [5]),
-        ("trainable_token_indices", {"embed_tokens": [5]}),
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("alora_invocation_tokens", [1, 2]),
         ("layer_replication", [[0, 4], [2, 5]]),
@@ -68,6 +61,13 @@ def test_what_peft_saves_is_parsed(tmp_path):
         ("peft_type", None),
         ("ensure_weight_tying", True),
         ("invented_by_a_later_release", 3),
+        ("target_modules", "(a+)+b"),
+        ("target_modules", "(a|a)*b"),
+        ("target_modules", "(a|ab|a)(a|ab|a)" * 20),
+        ("target_modules", ".*a.*b.*c.*d"),
+        ("target_modules", r"(a)\1"),
+        ("target_modules", "a" * 5000),
+        ("rank_pattern", {"(a*)*": 4}),
     ],
 )
 def test_what_is_not_served_exactly_is_refused_by_name(param, value):
@@ -80,6 +80,11 @@ def test_what_is_not_served_exactly_is_refused_by_name(param, value):
     ("param", "value"),
     [
         ("r", 0),
+        ("bias", "some"),
+        ("use_dora", 1),
+        ("modules_to_save", "lm_head"),
+        ("trainable_token_indices", [5, 5]),
+        ("trainable_token_indices", {"embed_tokens": [-1]}),
         ("r", "8"),
         ("r", True),
         ("lora_alpha", None),
@@ -195,13 +200,16 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
         (
             {**tensors(), f"{Q}.lora_magnitude_vector": torch.ones(16)},
             {},
-            "adapter_unsupported_tensor",
+            "adapter_incomplete_module",
         ),
-        ({**tensors(), f"{Q}.lora_B.bias": torch.ones(16)}, {}, "adapter_unsupported_tensor"),
+        ({**tensors(), f"{Q}.lora_B.bias": torch.ones(16)}, {}, "adapter_incomplete_module"),
+        (tensors(), {"use_dora": True}, "adapter_incomplete_module"),
+        ({**tensors(), f"{Q}.weight": torch.ones(16, 12)}, {}, "adapter_unsupported_tensor"),
+        ({**tensors(), f"{Q}.lora_C.weight": torch.ones(1)}, {}, "adapter_unsupported_tensor"),
         (
             {**tensors(), "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 9)},
             {},
-            "adapter_unsupported_tensor",
+            "adapter_unmatched_modules",
         ),
         (
             {
@@ -210,7 +218,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
                 "base_model.model.lm_head.lora_B.weight": torch.ones(50, 4),
             },
             {},
-            "adapter_unsupported_tensor",
+            "adapter_unmatched_modules",
         ),
         (
             {key: value for key, value in tensors().items() if key != f"{Q}.lora_B.weight"},

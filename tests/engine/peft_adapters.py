@@ -41,8 +41,13 @@ def save_adapter(base: Path, folder: Path, seed: int = 5, **config: Any) -> Path
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
+            if "lora_magnitude" in name:
+                parameter.mul_(1 + noise)
+            elif "lora_" in name:
+                parameter.copy_(noise)
+            elif parameter.requires_grad:  # biases, saved modules, token rows
+                parameter.add_(noise)
     model.save_pretrained(folder)
     return folder
 
@@ -57,5 +62,5 @@ def cache(
     model: ServedModel, folders: Mapping[AdapterRef, Path], rank: int, **options: Any
 ) -> AdapterCache:
     """A cache that loads from `folders`."""
-    pool = RankPool(model.linears, rank, model.dtype, model.device)
+    pool = RankPool(model.linears, rank, model.dtype, model.device, model.others)
     return AdapterCache(pool, lambda ref: load_adapter(folders[ref], model.lora_shapes), **options)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from worker.adapters.loader import ExtraTensors
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.batch import AdapterLoadError
 from worker.engine.lora import LoraLinear, RankPool
@@ -24,6 +25,7 @@ class Weights:
 class Adapter:
     modules: dict
     rank: int
+    extras: dict
     nbytes: int = 100
 
 
@@ -34,6 +36,7 @@ class Source:
         self.loads = []
         self.errors = {}
         self.ranks = {}
+        self.biased = set()
         self.gate = threading.Event()
         self.gate.set()
 
@@ -44,7 +47,10 @@ class Source:
             raise self.errors[ref.digest]
         rank = self.ranks.get(ref.digest, ref.rank)
         weights = Weights(torch.full((rank, 3), float(rank)), torch.ones(5, rank))
-        return Adapter({"first": weights}, rank)
+        extras = (
+            {"first": ExtraTensors({"bias": torch.ones(5)})} if ref.digest in self.biased else {}
+        )
+        return Adapter({"first": weights}, rank, extras)
 
 
 class Clock:
@@ -244,3 +250,36 @@ def test_rows_come_from_the_smallest_gap_that_holds_them():
         rows.take(1)
     with pytest.raises(ValueError, match="free already"):
         rows.give_back((1,)) or rows.give_back((1,))
+
+
+def test_what_adapters_hold_besides_rows_is_bounded(make):
+    f = make(extra_memory=30)  # one bias of 20 bytes
+    f.source.biased = {"a", "b"}
+    f.load(A)
+    f.load(B)  # evicts a, whose rows alone would have left room
+    assert f.cache.counts().evictions == 1
+    f.cache.pin(B)
+    assert f.cache.prepare(A) is False
+    assert not f.changed.acquire(blocking=False)
+    f.load(C)
+    f.cache.unpin(B)
+    f.load(A)
+
+
+def test_an_adapter_that_was_too_large_beside_pinned_ones_loads_later(make):
+    f = make(extra_memory=30)
+    f.source.biased = {"a", "b"}
+    f.load(B)
+    f.cache.pin(B)
+    assert f.cache.prepare(A) is False
+    assert f.changed.acquire(timeout=10)  # its size is known now
+    assert f.cache.prepare(A) is False
+    f.cache.unpin(B)
+    f.load(A)
+
+
+def test_an_adapter_with_more_than_the_worker_has_is_invalid(make):
+    f = make(extra_memory=10)
+    f.source.biased = {"a"}
+    assert f.fail(A).code == "adapter_invalid"
+    assert f.cache.free_rank() == 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from worker.adapters.loader import LoadedAdapter, load_adapter
@@ -28,9 +28,7 @@ class FolderSource:
             self._folders[ref.digest] = path
         return self._refs[path]
 
-    def for_model(
-        self, shapes: Mapping[str, tuple[int, int]]
-    ) -> Callable[[AdapterRef], LoadedAdapter]:
+    def for_model(self, shapes: peft.Shapes) -> Callable[[AdapterRef], LoadedAdapter]:
         """What an adapter cache calls; `shapes` (out, in) are the model's modules."""
         return lambda adapter: load_adapter(self._folders[adapter.digest], shapes)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,19 +24,34 @@ class ModuleWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadedAdapter:
-    """An adapter in host memory. `rank` is the largest of any module."""
+class ExtraTensors:
+    """What else a module's tensors are, by part: see `worker.engine.adapter_extras`."""
 
-    modules: Mapping[str, ModuleWeights]
-    rank: int
+    tensors: Mapping[str, Tensor]
+    scale: float = 1.0
 
     @property
     def nbytes(self) -> int:
-        return sum(weights.A.nbytes + weights.B.nbytes for weights in self.modules.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def load_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> LoadedAdapter:
-    """The adapter in `folder` for a model whose adaptable modules have `shapes` (out, in).
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter in host memory. `rank` is the largest of any module; `extras` is all that it
+    changes besides linear layers' low-rank updates."""
+
+    modules: Mapping[str, ModuleWeights]
+    rank: int
+    extras: Mapping[str, ExtraTensors] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        low_rank = sum(weights.A.nbytes + weights.B.nbytes for weights in self.modules.values())
+        return low_rank + sum(extras.nbytes for extras in self.extras.values())
+
+
+def load_adapter(folder: Path, shapes: peft.Shapes) -> LoadedAdapter:
+    """The adapter in `folder` for a model whose adaptable modules have `shapes`.
 
     Raises AdapterLoadError `adapter_invalid` for anything that the model can't serve exactly:
     never a part of an adapter.
@@ -53,12 +69,22 @@ def load_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> LoadedA
         listed = "; ".join(f"{problem.name}: {problem.message}" for problem in problems[:5])
         raise AdapterLoadError("adapter_invalid", f"{listed} ({len(problems)} in all)")
     tensors = load_file(weights_file)
-    modules = {
-        module: ModuleWeights(
-            A=tensors[f"{peft.PREFIX}{module}.lora_A.weight"],
-            B=tensors[f"{peft.PREFIX}{module}.lora_B.weight"],
-            scale=config.scale(module),
-        )
-        for module in peft.adapter_modules(header)
-    }
-    return LoadedAdapter(modules, peft.adapter_rank(config, header))
+    modules: dict[str, ModuleWeights] = {}
+    extras: dict[str, ExtraTensors] = {}
+    for module, keys in peft.adapter_parts(header).items():
+        parts = {part: tensors[key] for part, key in keys.items()}
+        pooled = "A" in parts and module.rpartition(".")[2] not in peft.HEADS
+        if pooled:
+            modules[module] = ModuleWeights(
+                parts.pop("A"), parts.pop("B"), scale=config.scale(module)
+            )
+        if parts:
+            extras[module] = _extras(config, module, parts)
+    return LoadedAdapter(modules, peft.adapter_rank(config, header), extras)
+
+
+def _extras(config: peft.PeftConfig, module: str, parts: dict[str, Tensor]) -> ExtraTensors:
+    named = {part.removeprefix("embedding_"): tensor for part, tensor in parts.items()}
+    if "token_rows" in named:
+        named["token_ids"] = torch.tensor(config.token_ids(module), dtype=torch.int64)
+    return ExtraTensors(named, config.scale(module))

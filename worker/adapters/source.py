@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from worker.adapters.loader import LoadedAdapter, load_adapter
 from worker.adapters.store import AdapterStore
+from worker.protocol import peft
 from worker.protocol.types import AdapterRef
 
 
 class AdapterSource:
     """Fetches and loads adapters for one model, whose modules have `shapes` (out, in)."""
 
-    def __init__(self, store: AdapterStore, shapes: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(self, store: AdapterStore, shapes: peft.Shapes) -> None:
         self._store = store
         self._shapes = shapes
 

@@ -29,6 +29,7 @@ class _Resident:
     rows: tuple[int, ...]
     ready: bool = False
     pins: int = 0
+    extra: int = 0  # bytes besides the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class _Failure:
 class AdapterCache:
     """Implements `worker.engine.batch.AdapterResidency`, and `rows` for the runner.
 
-    `source` reads and checks an adapter (disk, object store) and raises AdapterLoadError; it
-    runs on a thread of this cache. `on_change` is called on that thread whenever an adapter
-    became ready or failed, so that an idle engine can be woken. An unavailable adapter may be
-    tried again after `retry_after` seconds, an invalid one never.
+    `extra_memory` bounds the bytes that all of them take besides their rows (biases, norms,
+    output heads, embeddings). `source` reads and checks an adapter (disk, object store) and
+    raises AdapterLoadError; it runs on a thread of this cache. `on_change` is called on that
+    thread whenever an adapter became ready or failed, so that an idle engine can be woken. An
+    unavailable adapter may be tried again after `retry_after` seconds, an invalid one never.
     """
 
     def __init__(
@@ -52,12 +54,15 @@ class AdapterCache:
         source: AdapterSource,
         *,
         host_memory: int = 1 << 30,
+        extra_memory: int = 1 << 30,
         retry_after: float = 30.0,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._source = source
+        self._extra_memory = extra_memory
+        self._extra_bytes: dict[str, int] = {}
         self._retry_after = retry_after
         self._on_change = on_change
         self._clock = clock
@@ -81,7 +86,7 @@ class AdapterCache:
                 self._resident.move_to_end(adapter.digest)
                 return resident.ready
             self._raise_failure(adapter)
-            if not self._make_room(adapter.rank):
+            if not self._make_room(adapter.rank, self._extra_bytes.get(adapter.digest, 0)):
                 return False
             self._resident[adapter.digest] = _Resident(self._rows.take(adapter.rank))
         self._loader.submit(self._load, adapter)
@@ -141,33 +146,59 @@ class AdapterCache:
             return
         raise AdapterLoadError(failure.error.code, str(failure.error)) from failure.error
 
-    def _make_room(self, rank: int) -> bool:
-        """Evict until `rank` rows are free; evict nothing if that can't be reached."""
+    def _make_room(self, rank: int, extra: int) -> bool:
+        """Evict until `rank` rows and `extra` bytes are free; nothing if they can't be."""
         idle = [digest for digest, entry in self._resident.items() if _evictable(entry)]
         reachable = sum(len(self._resident[digest].rows) for digest in idle)
-        if self._rows.num_free + reachable < rank:
+        bytes_reachable = sum(self._resident[digest].extra for digest in idle)
+        if self._rows.num_free + reachable < rank or self._free_extra() + bytes_reachable < extra:
             return False
         for digest in idle:
-            if self._rows.num_free >= rank:
+            if self._rows.num_free >= rank and self._free_extra() >= extra:
                 break
-            self._rows.give_back(self._resident.pop(digest).rows)
+            self._drop(digest)
             self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
         return True
 
     def _load(self, adapter: AdapterRef) -> None:
         try:
             loaded = self._fetch(adapter)
-            self._pool.write(self._resident[adapter.digest].rows, loaded)
+            if self._reserve(adapter, sum(part.nbytes for part in loaded.extras.values())):
+                self._pool.write(self._resident[adapter.digest].rows, loaded)
+                self._loaded(adapter)
         except AdapterLoadError as error:
             self._fail(adapter, error)
         except Exception as error:  # the thread's edge: an unknown fault fails this adapter only
             message = f"{type(error).__name__}: {error}"
             self._fail(adapter, AdapterLoadError("adapter_unavailable", message))
-        else:
-            with self._lock:
-                self._resident[adapter.digest].ready = True
-                self._counts = replace(self._counts, loads=self._counts.loads + 1)
         self._on_change()
+
+    def _loaded(self, adapter: AdapterRef) -> None:
+        with self._lock:
+            self._resident[adapter.digest].ready = True
+            self._counts = replace(self._counts, loads=self._counts.loads + 1)
+
+    def _reserve(self, adapter: AdapterRef, extra: int) -> bool:
+        """Take `extra` bytes. Where others hold them, forget the load: prepare comes again, and
+        then knows the size. Raises AdapterLoadError for more than this worker has."""
+        if extra > self._extra_memory:
+            message = f"{extra} bytes besides its rows; this worker has {self._extra_memory}"
+            raise AdapterLoadError("adapter_invalid", message)
+        with self._lock:
+            self._extra_bytes[adapter.digest] = extra
+            if not self._make_room(0, extra):
+                self._drop(adapter.digest)
+                return False
+            self._resident[adapter.digest].extra = extra
+            return True
+
+    def _drop(self, digest: str) -> None:
+        resident = self._resident.pop(digest)
+        self._pool.release(resident.rows)
+        self._rows.give_back(resident.rows)
+
+    def _free_extra(self) -> int:
+        return self._extra_memory - sum(entry.extra for entry in self._resident.values())
 
     def _fetch(self, adapter: AdapterRef) -> LoadedAdapter:
         with self._lock:
@@ -187,7 +218,7 @@ class AdapterCache:
         with self._lock:
             self._failures[adapter.digest] = _Failure(error, until)
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
-            self._rows.give_back(self._resident.pop(adapter.digest).rows)
+            self._drop(adapter.digest)
 
 
 def _evictable(resident: _Resident) -> bool:

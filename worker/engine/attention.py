@@ -32,12 +32,14 @@ class ForwardContext:
     """One forward pass.
 
     Without a `cache`, sequences are whole and nothing is kept but the layers' shapes.
+    `lora` is over the packed tokens, `head` over those whose logits are computed.
     `layers` lists the layers in the order in which they called their attention.
     """
 
     plan: AttentionPlan
     cache: KvCache | None
     lora: LoraSegments | None = None
+    head: LoraSegments | None = None
     layers: list[LayerKv] = field(default_factory=list)
 
 

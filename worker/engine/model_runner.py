@@ -69,7 +69,11 @@ class ModelRunner:
 
     def _forward(self, batch: ScheduledBatch) -> tuple[_Pack, Tensor]:
         pack = _pack(batch, self.model.device)
-        context = ForwardContext(self._plan(pack), self.cache, self._segments(pack))
+        lora = self._segments([(item, item.num_tokens) for item in pack.scheduled])
+        head = lora
+        if lora is not None and self.model.packed.selects_rows:
+            head = self._segments([(item, 1) for item in pack.scheduled if item.samples])
+        context = ForwardContext(self._plan(pack), self.cache, lora, head)
         return pack, self.model.packed.forward(pack.token_ids, pack.positions, pack.rows, context)
 
     def _plan(self, pack: _Pack) -> AttentionPlan:
@@ -81,16 +85,17 @@ class ModelRunner:
             self.model.device,
         )
 
-    def _segments(self, pack: _Pack) -> LoraSegments | None:
+    def _segments(self, parts: list[tuple[ScheduledSequence, int]]) -> LoraSegments | None:
+        """Of packed sequences, each with its number of rows."""
         adapters: dict[AdapterRef, int] = {}
         runs = [
             (
                 -1
                 if (ref := item.sequence.adapter) is None
                 else adapters.setdefault(ref, len(adapters)),
-                item.num_tokens,
+                count,
             )
-            for item in pack.scheduled
+            for item, count in parts
         ]
         if not adapters:
             return None

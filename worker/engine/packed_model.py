@@ -18,7 +18,7 @@ class PackedModel:
     def __init__(self, model: nn.Module) -> None:
         self.module = model.eval()
         self.module.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
@@ -32,7 +32,7 @@ class PackedModel:
 
         `token_ids`, `positions` and `rows` are int64 vectors on the model's device.
         """
-        options = {"logits_to_keep": rows} if self._selects_rows else {}
+        options = {"logits_to_keep": rows} if self.selects_rows else {}
         with forward_context(context):
             output = self.module(
                 input_ids=token_ids[None],
@@ -42,7 +42,7 @@ class PackedModel:
                 **options,
             )
         logits: Tensor = output.logits[0]
-        return (logits if self._selects_rows else logits[rows]).float()
+        return (logits if self.selects_rows else logits[rows]).float()
 
     def kv_layout(self) -> KvLayout:
         """What each layer stores, seen in a forward pass over one token."""

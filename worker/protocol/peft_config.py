@@ -24,6 +24,24 @@ class PeftConfig:
     layers_to_transform: tuple[int, ...] | None = None
     layers_pattern: tuple[str, ...] = ()
     base_model: str | None = None
+    use_dora: bool = False
+    lora_bias: bool = False
+    bias: str = "none"
+    modules_to_save: tuple[str, ...] = ()
+    trainable_tokens: tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def saves(self, module: str) -> bool:
+        """PEFT compares the ends of names, without a dot between."""
+        return any(module.endswith(name) for name in self.modules_to_save)
+
+    def token_ids(self, module: str) -> tuple[int, ...]:
+        """Trained rows of the embedding `module`; a plain list is about the input embedding."""
+        for item in self.trainable_tokens:
+            if isinstance(item, int):
+                return tuple(token for token in self.trainable_tokens if isinstance(token, int))
+            if module == item[0] or module.endswith(f".{item[0]}"):
+                return item[1]
+        return ()
 
     def rank(self, module: str) -> int:
         return _first_match(self.rank_pattern, module, self.r)

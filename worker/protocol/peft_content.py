@@ -13,7 +13,20 @@ from worker.protocol.peft_config import PeftConfig
 from worker.protocol.safetensors_header import SafetensorsHeader, TensorInfo
 
 PREFIX = "base_model.model."
-_MATRICES = {"lora_A.weight": "A", "lora_B.weight": "B"}
+# Parts of a module, by the ends of keys; the longest end is tried first.
+_PARTS = {
+    "lora_A.weight": "A",
+    "lora_B.weight": "B",
+    "lora_B.bias": "lora_bias",
+    "lora_magnitude_vector": "magnitude",
+    "lora_embedding_A": "embedding_A",
+    "lora_embedding_B": "embedding_B",
+    "token_adapter.trainable_tokens_delta": "token_rows",
+    "base_layer.weight": "base_copy",
+    "base_layer.bias": "bias",
+    "weight": "weight",
+    "bias": "bias",
+}
 _EXPONENT = {
     "F32": (np.uint32, 0x7F800000),
     "F16": (np.uint16, 0x7C00),
@@ -32,19 +45,32 @@ class Problem:
 
 
 def split_key(key: str) -> tuple[str, str] | None:
-    """("model.layers.0.self_attn.q_proj", "A") of a LoRA matrix's key."""
+    """("model.layers.0.self_attn.q_proj", "A") of a tensor's key. Parts: see _PARTS."""
     if not key.startswith(PREFIX):
         return None
-    for suffix, matrix in _MATRICES.items():
+    for suffix, part in _PARTS.items():
         if key.endswith(f".{suffix}"):
-            return key.removeprefix(PREFIX).removesuffix(f".{suffix}"), matrix
+            module = key.removeprefix(PREFIX).removesuffix(f".{suffix}")
+            return None if "lora_" in module or "base_layer" in module else (module, part)
     return None
 
 
+def adapter_parts(header: SafetensorsHeader) -> dict[str, dict[str, str]]:
+    """{module: {part: key}} of all tensors that belong to a module."""
+    parts: dict[str, dict[str, str]] = {}
+    for key in sorted(header.tensors):
+        split = split_key(key)
+        if split is not None:
+            parts.setdefault(split[0], {})[split[1]] = key
+    return parts
+
+
 def adapter_modules(header: SafetensorsHeader) -> tuple[str, ...]:
-    """Names of the modules that the file changes, sorted."""
-    split = (split_key(key) for key in header.tensors)
-    return tuple(sorted({parts[0] for parts in split if parts is not None}))
+    """Names of the modules that the file adds LoRA to, sorted."""
+    matrices = {"A", "B", "embedding_A", "embedding_B"}
+    return tuple(
+        sorted(module for module, parts in adapter_parts(header).items() if matrices & parts.keys())
+    )
 
 
 def adapter_rank(config: PeftConfig, header: SafetensorsHeader) -> int:
@@ -65,6 +91,8 @@ def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryvi
     }
     content = hashlib.sha256(b"batten-lora-1\n")
     content.update(json.dumps(effects, sort_keys=True).encode())
+    if config.trainable_tokens:
+        content.update(json.dumps(config.trainable_tokens).encode())
     for name, tensor in sorted(header.tensors.items()):
         content.update(json.dumps([name, tensor.dtype, list(tensor.shape)]).encode())
         content.update(view[tensor.start : tensor.stop])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker.protocol.peft_config import PeftConfig
+from worker.protocol.peft_patterns import ways
 
 
 class AdapterConfigError(ValueError):
@@ -24,11 +25,6 @@ class AdapterConfigError(ValueError):
 
 # Value that means "not used", for each option that changes the output and isn't served.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "use_dora": (None, False),
-    "lora_bias": (None, False),
-    "bias": (None, "none"),
-    "modules_to_save": (None, []),
-    "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
@@ -67,16 +63,21 @@ _NO_EFFECT = frozenset(
 _READ = frozenset(
     {
         "alpha_pattern",
+        "bias",
         "base_model_name_or_path",
         "exclude_modules",
         "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
+        "lora_bias",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
+        "trainable_token_indices",
+        "use_dora",
         "use_rslora",
     }
 )
@@ -108,7 +109,44 @@ def parse_config(data: bytes | str) -> PeftConfig:
         layers_to_transform=_layers(fields),
         layers_pattern=_layers_pattern(fields),
         base_model=fields.get("base_model_name_or_path"),
+        use_dora=_flag(fields, "use_dora"),
+        lora_bias=_flag(fields, "lora_bias"),
+        bias=_bias(fields),
+        modules_to_save=_saved(fields),
+        trainable_tokens=_trainable_tokens(fields),
     )
+
+
+def _bias(fields: Mapping[str, Any]) -> str:
+    value = fields.get("bias") or "none"
+    if value not in ("none", "all", "lora_only"):
+        raise _malformed("bias", f"bias {value!r} is none of none, all, lora_only")
+    return str(value)
+
+
+def _saved(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    names = _modules({"modules_to_save": fields.get("modules_to_save")}, "modules_to_save")
+    if isinstance(names, str) or "" in (names or ()):
+        raise _malformed("modules_to_save", "modules_to_save is not a list of names")
+    return names or ()
+
+
+def _trainable_tokens(
+    fields: Mapping[str, Any],
+) -> tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]:
+    value = fields.get("trainable_token_indices")
+    if isinstance(value, dict):
+        return tuple((str(name), _token_ids(ids)) for name, ids in value.items())
+    return _token_ids(value or [])
+
+
+def _token_ids(ids: Any) -> tuple[int, ...]:
+    name = "trainable_token_indices"
+    if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
+        raise _malformed(name, f"{name} is not a list of token ids")
+    if len(set(ids)) != len(ids):
+        raise _malformed(name, f"{name} names a token twice")
+    return tuple(ids)
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
@@ -192,9 +230,12 @@ def _check_regex(name: str, pattern: Any) -> str:
     if not isinstance(pattern, str):
         raise _malformed(name, f"{name}: {pattern!r} is not a string")
     try:
-        re.compile(pattern)
-    except re.error as error:
-        raise _malformed(name, f"{name}: {pattern!r} is no regular expression: {error}") from error
+        ways(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        message = f"{name}: {pattern[:200]!r} is no regular expression: {error}"
+        raise _malformed(name, message) from error
+    except ValueError as error:
+        raise _unsupported(name, f"{name}: {pattern[:200]!r} is refused: {error}") from error
     return pattern
 
 

@@ -42,7 +42,7 @@ _UNREADABLE = (
     SafetensorError,
 )
 
-Shapes = Mapping[str, tuple[int, int]]
+Shapes = Mapping[str, tuple[int, ...]]
 Source = Callable[[AdapterRef], LoadedAdapter]
 
 BLOCK_SIZES = {"cpu": 8, "cuda": 16}
@@ -77,7 +77,7 @@ def hf_engine(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(folder)
     model = _load(folder, resolve_dtype(settings.dtype, device), device)
-    pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device)
+    pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
     adapters = AdapterCache(pool, source_for(model.lora_shapes))
     size = settings.block_size or BLOCK_SIZES[model.device.type]
     num_blocks = _num_blocks(settings, model, size)

@@ -188,7 +188,7 @@ async def test_rejections_name_the_reason(
 async def test_every_reason_is_reported(
     client: httpx.AsyncClient, context: Context, make_folder: Callable[..., Folder]
 ) -> None:
-    spoilt = make_folder(use_dora=True) | {"adapter_model.safetensors": b"junk"}
+    spoilt = make_folder(use_qalora=True) | {"adapter_model.safetensors": b"junk"}
     revision = await add(client, context, spoilt)
     codes = {error["code"] for error in revision["errors"]}
     assert codes == {"adapter_unsupported_option", "adapter_invalid_weights"}

@@ -1,0 +1,69 @@
+"""Every served PEFT option, mixed in one batch with the base and each other, equals PeftModel."""
+
+import pytest
+import torch
+
+from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
+from tests.engine.peft_adapters import ALL, peft_model, save_adapter
+from tests.engine.test_peft_parity import serve
+from worker.engine.batch import ScheduledBatch
+from worker.protocol.types import AdapterRef
+
+T = ["q_proj", "v_proj", "down_proj"]
+OPTIONS = {
+    "plain": {"target_modules": T},
+    "dora": {"target_modules": ALL, "use_dora": True, "lora_alpha": 8},
+    "lora_bias": {"target_modules": T, "lora_bias": True, "use_rslora": True},
+    "bias all": {"target_modules": T, "bias": "all"},
+    "bias lora_only": {"target_modules": T, "bias": "lora_only"},
+    "dora, bias all": {"target_modules": T, "use_dora": True, "bias": "all"},
+    "head": {"target_modules": [*T, "lm_head"], "rank_pattern": {"lm_head": 6}},
+    "head, dora": {"target_modules": [*T, "lm_head"], "use_dora": True},
+    "embedding": {"target_modules": [*T, "embed_tokens"]},
+    "saved norms": {"target_modules": T, "modules_to_save": ["norm", "input_layernorm"]},
+    "saved head": {"target_modules": T, "modules_to_save": ["lm_head"]},
+    "saved embedding": {"target_modules": T, "modules_to_save": ["embed_tokens"]},
+    "tokens": {"target_modules": T, "trainable_token_indices": [5, 7, 60]},
+}
+GPT2 = {
+    "plain": {"target_modules": ["c_attn", "c_proj"]},
+    "dora": {"target_modules": ["c_attn", "c_fc"], "use_dora": True},
+    "bias all": {"target_modules": ["c_attn"], "bias": "all"},
+    "bias, dora": {"target_modules": ["c_attn"], "bias": "lora_only", "use_dora": True},
+    "wte": {"target_modules": ["c_attn", "wte"]},
+}
+MODELS = {
+    "untied": ("qwen2", {}, OPTIONS),
+    "tied": ("qwen2", {"tie_word_embeddings": True}, OPTIONS),
+    "gpt2": ("gpt2", {}, GPT2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", MODELS)
+def test_options_equal_peft_in_one_mixed_batch(kind, tmp_path):
+    model_type, changes, options = MODELS[kind]
+    base = save_tiny_model(tmp_path / "base", model_type, **changes)
+    fan = {"fan_in_fan_out": True} if kind == "gpt2" else {}
+    folders = {
+        AdapterRef(name, config.get("rank_pattern", {}).get("lm_head", 4)): save_adapter(
+            base, tmp_path / name, seed, r=4, **fan, **config
+        )
+        for seed, (name, config) in enumerate(options.items())
+    }
+    runner, driver = serve(base, folders, 64, num_blocks=300, block_size=4)
+    refs = [None, *folders, None]
+    items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
+    got = runner.logits(
+        ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
+    )
+    driver.run(items, tokens=5)
+    plain = hf_model(base)
+    for row, item in zip(got, items, strict=True):
+        reference = peft_model(base, folders[item.adapter]) if item.adapter else plain
+        with torch.inference_mode():
+            ids = torch.tensor([item.prompt_ids])
+            want, unchanged = reference(input_ids=ids).logits[0, -1], plain(ids).logits[0, -1]
+        assert (row - want).norm() <= 1e-5 * want.norm(), item.adapter
+        assert item.adapter is None or (unchanged - want).norm() > 1e-3 * want.norm()
+        assert item.output_ids == hf_greedy(reference, item.prompt_ids, 5), item.adapter

@@ -1,0 +1,146 @@
+"""Whether one module's tensors fit the config and the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from worker.protocol.peft_config import PeftConfig
+from worker.protocol.peft_content import PREFIX, Problem
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+HEADS = frozenset({"lm_head", "embed_out", "output"})
+
+
+def refuse_tensor(key: str) -> Problem:
+    """A tensor of a PEFT feature we don't serve, or of no PEFT feature at all."""
+    if not key.startswith(PREFIX):
+        return Problem("adapter_unknown_tensor", key, f"its name doesn't start with {PREFIX}")
+    if "lora_" in key or ".base_layer." in key:
+        message = "this kind of LoRA tensor is not supported"
+        return Problem("adapter_unsupported_tensor", key, message)
+    return Problem("adapter_unknown_tensor", key, "not a LoRA tensor of this model")
+
+
+def is_embedding(module: str) -> bool:
+    name = module.rpartition(".")[2]
+    return name not in HEADS and ("embed" in name or name in {"wte", "wpe"})
+
+
+def check_module(
+    config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes
+) -> Iterator[Problem]:
+    """`parts` are the shapes of the module's tensors (see peft_content.split_key)."""
+    base = _base_shape(module, shapes)
+    if base is None:
+        if not parts.keys() & {"A", "B", "embedding_A", "embedding_B"}:
+            yield Problem("adapter_unknown_tensor", module, "not a tensor that PEFT would load")
+        else:
+            message = "the base model has no such module"
+            yield Problem("adapter_unmatched_modules", module, message)
+        return
+    names = ("embedding_A", "embedding_B") if is_embedding(module) else ("A", "B")
+    yield from _check_lora(config, module, names, parts, base)
+    yield from _check_combination(config, module, parts)
+    yield from _check_sizes(config, module, parts, shapes, base)
+
+
+def _check_lora(
+    config: PeftConfig, module: str, names: tuple[str, str], parts: Mapping[str, Shape], base: Shape
+) -> Iterator[Problem]:
+    other = {"A", "B", "embedding_A", "embedding_B"} - set(names)
+    if other & parts.keys():
+        message = "its LoRA is of another kind of layer"
+        yield Problem("adapter_unsupported_tensor", module, message)
+        return
+    present = [name for name in names if name in parts]
+    if len(present) == 1:
+        missing = next(name for name in names if name not in parts)
+        suffix = "" if "embedding" in missing else ".weight"
+        yield Problem("adapter_incomplete_module", module, f"lora_{missing}{suffix} is missing")
+    if len(present) == 2:
+        if not config.targets(module):
+            message = "target_modules doesn't name it: PEFT would ignore its tensors"
+            yield Problem("adapter_untargeted_module", module, message)
+        wanted = base[::-1] if is_embedding(module) else base
+        yield from _check_shapes(module, config.rank(module), wanted, *(parts[n] for n in names))
+
+
+def _check_shapes(module: str, rank: int, base: Shape, a: Shape, b: Shape) -> Iterator[Problem]:
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+        message = f"A {list(a)} and B {list(b)} don't fit together"
+        yield Problem("adapter_shape_mismatch", module, message)
+    elif a[0] != rank:
+        message = f"rank {a[0]} in the file, {rank} in the config"
+        yield Problem("adapter_rank_mismatch", module, message)
+    elif (b[0], a[1]) != base:
+        message = f"[{b[0]}, {a[1]}], the base model has {list(base)}"
+        yield Problem("adapter_shape_mismatch", module, message)
+
+
+def _check_combination(
+    config: PeftConfig, module: str, parts: Mapping[str, Shape]
+) -> Iterator[Problem]:
+    """Tensors that PEFT writes only under an option, and options that don't go together here."""
+    has_lora = bool(parts.keys() & {"A", "embedding_A"})
+    if has_lora and config.use_dora and is_embedding(module):
+        yield Problem("adapter_unsupported_tensor", module, "DoRA on embeddings is not supported")
+    elif has_lora and config.use_dora != ("magnitude" in parts):
+        message = "use_dora and its lora_magnitude_vector don't agree"
+        yield Problem("adapter_incomplete_module", module, message)
+    if "A" in parts and config.lora_bias != ("lora_bias" in parts):
+        message = "lora_bias and its lora_B.bias don't agree"
+        yield Problem("adapter_incomplete_module", module, message)
+    if not has_lora and parts.keys() & {"magnitude", "lora_bias", "base_copy"}:
+        yield Problem("adapter_incomplete_module", module, "its LoRA matrices are missing")
+    changes = [
+        has_lora,
+        "weight" in parts,
+        "token_rows" in parts or _has_tied_rows(config, module, parts),
+    ]
+    if sum(changes) > 1:
+        message = "more than one of LoRA, modules_to_save and trainable_token_indices"
+        yield Problem("adapter_unsupported_tensor", module, message)
+
+
+def _has_tied_rows(config: PeftConfig, module: str, parts: Mapping[str, Shape]) -> bool:
+    """Heads may share the embedding's trained rows: PEFT's outcome then depends on the order."""
+    return module.rpartition(".")[2] in HEADS and bool(config.trainable_tokens)
+
+
+def _check_sizes(
+    config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes, base: Shape
+) -> Iterator[Problem]:
+    if "weight" in parts and not config.saves(module):
+        yield Problem("adapter_unknown_tensor", module, "modules_to_save doesn't name it")
+    elif "weight" in parts and len(base) == 2 and not _is_table(module):
+        message = "modules_to_save of an inner linear layer is not supported"
+        yield Problem("adapter_unsupported_tensor", module, message)
+    if "bias" in parts and config.bias == "none" and not config.saves(module):
+        yield Problem("adapter_unknown_tensor", module, "its bias is not one that PEFT would save")
+    ids = config.token_ids(module)
+    if "token_rows" in parts and (not is_embedding(module) or not ids or max(ids) >= base[0]):
+        message = "trainable_token_indices doesn't fit it"
+        yield Problem("adapter_unsupported_tensor", module, message)
+    expected: dict[str, Shape | None] = {
+        "magnitude": base[:1],
+        "lora_bias": base[:1],
+        "weight": base,
+        "base_copy": base,
+        "bias": _base_shape(f"{module}.bias", shapes),
+        "token_rows": (len(ids), base[-1]),
+    }
+    for part, shape in parts.items():
+        if part in expected and shape != expected[part]:
+            wanted = expected[part]
+            message = f"{part} {list(shape)}, the base model has {list(wanted) if wanted else None}"
+            yield Problem("adapter_shape_mismatch", module, message)
+
+
+def _is_table(module: str) -> bool:
+    return is_embedding(module) or module.rpartition(".")[2] in HEADS
+
+
+def _base_shape(module: str, shapes: Shapes) -> Shape | None:
+    """Checkpoints of a bare model (GPT-2's, for one) leave out the first part of names."""
+    return shapes.get(module) or shapes.get(module.partition(".")[2])
