@@ -88,7 +88,8 @@ def check_attention(*parameters):
     arguments, options, expected, _ = case(*parameters)
     got = attention.paged_attention(*arguments, **options).cpu()
     assert got.dtype == arguments[0].dtype
-    bound = EPSILON[got.dtype] * (8 if got.dtype == torch.float32 else 1)
+    key_dim = arguments[0].shape[2]  # float32 scores are sums of so many rounded products
+    bound = EPSILON[got.dtype] * (max(8, key_dim / 8) if got.dtype == torch.float32 else 1)
     torch.testing.assert_close(got.double(), expected, rtol=bound, atol=bound)
     definition = reference.paged_attention(*arguments, **options).cpu()
     torch.testing.assert_close(got.double(), definition.double(), rtol=2 * bound, atol=2 * bound)
