@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import structlog
 from celery import Celery
@@ -24,10 +25,21 @@ _QUIET_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 
+def broker_url(redis_url: str) -> str:
+    """Kombu's spelling of a URL for redis-py: only that of Unix sockets differs."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    database = parse_qs(parts.query).get("db", ["0"])[0]
+    query = f"virtual_host={database}"
+    return urlunsplit(("redis+socket", parts.netloc, parts.path, query, ""))
+
+
 def make_celery(settings: Settings) -> Celery:
     if settings.redis_url is None:
         raise ValueError("REDIS_URL is not set")
-    app = Celery("batten", broker=settings.redis_url.get_secret_value(), set_as_current=False)
+    broker = broker_url(settings.redis_url.get_secret_value())
+    app = Celery("batten", broker=broker, set_as_current=False)
     transport = {
         "global_keyprefix": "batten:celery:",
         "visibility_timeout": VISIBILITY_SECONDS,
