@@ -21,14 +21,16 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class EngineSettings:
     """`model` is a local folder or a hub id. `kv_memory` (bytes) is None to measure the device,
     `context_tokens` None for the model's own. `block_size` (tokens) None is the device's: small
-    blocks waste less, large ones are fewer to follow. `threads` None means every physical core.
+    blocks waste less, large ones are fewer to follow. So is `token_budget`: a step should keep
+    the device busy, and take far less time than a lease lasts. `threads` None means every physical
+    core.
     """
 
     model: str
     dtype: DType = "auto"
     kv_memory: int | None = None
     max_sequences: int = 256
-    token_budget: int = 2048
+    token_budget: int | None = None
     adapter_rank: int = 256
     context_tokens: int | None = None
     block_size: int | None = None

@@ -33,7 +33,7 @@ from worker.engine.engine import Engine
 from worker.engine.metrics import EngineStats
 from worker.engine.null_runner import NullResidency, NullRunner
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams
-from worker.runtime.build_hf import BLOCK_SIZES
+from worker.runtime.build_hf import BLOCK_SIZES, TOKEN_BUDGETS
 from worker.runtime.offline import OfflineEngine, Prompt
 from worker.settings import EngineSettings, parse_bytes
 
@@ -133,7 +133,9 @@ def without_computing(settings: EngineSettings, work: list[Prompt]) -> tuple[str
     """The same schedule over a runner that computes nothing."""
     size = settings.block_size or BLOCK_SIZES["cpu"]
     config = SchedulerConfig(
-        num_blocks=NULL_BLOCKS, block_size=size, token_budget=settings.token_budget
+        num_blocks=NULL_BLOCKS,
+        block_size=size,
+        token_budget=settings.token_budget or TOKEN_BUDGETS["cpu"],
     )
     engine = Engine(
         config, NullRunner(50_000), NullResidency(256), NoText(), frozenset(), "benchmark"

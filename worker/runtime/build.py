@@ -16,6 +16,7 @@ from worker.settings import EngineSettings, WorkerSettings
 
 NULL_KV_TOKENS = 1_048_576
 NULL_BLOCK_SIZE = 16
+NULL_TOKEN_BUDGET = 2048
 
 
 def build_engine(settings: WorkerSettings) -> Engine:
@@ -77,12 +78,17 @@ def context_tokens(settings: EngineSettings, of_model: int) -> int:
 
 
 def scheduler_config(
-    settings: EngineSettings, num_blocks: int, block_size: int, model_context: int
+    settings: EngineSettings,
+    num_blocks: int,
+    block_size: int,
+    model_context: int,
+    token_budget: int,
 ) -> SchedulerConfig:
+    """`token_budget` holds unless the settings have one."""
     return SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
-        token_budget=settings.token_budget,
+        token_budget=settings.token_budget or token_budget,
         max_sequences=settings.max_sequences,
         adapter_rank=settings.adapter_rank,
         context_tokens=context_tokens(settings, model_context),
@@ -95,7 +101,7 @@ def _null_engine(settings: WorkerSettings, folder: Path) -> Engine:
     context = int(config.get("max_position_embeddings", 8192))
     size = settings.block_size or NULL_BLOCK_SIZE
     return Engine(
-        scheduler_config(settings, NULL_KV_TOKENS // size, size, context),
+        scheduler_config(settings, NULL_KV_TOKENS // size, size, context, NULL_TOKEN_BUDGET),
         NullRunner(tokenizer.get_vocab_size(), delay=settings.null_delay),
         NullResidency(settings.adapter_rank),
         tokenizer,

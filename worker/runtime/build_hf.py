@@ -48,6 +48,10 @@ Source = Callable[[AdapterRef], LoadedAdapter]
 BLOCK_SIZES = {"cpu": 8, "cuda": 16}
 """Tokens of a KV block. Smaller ones waste less; a GPU reads larger ones faster."""
 
+TOKEN_BUDGETS = {"cpu": 512, "cuda": 2048}
+"""Most tokens of a step. A CPU is busy with fewer, and a step of a 1B model with 2,048 would take
+longer there than a lease lasts."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -82,7 +86,9 @@ def hf_engine(
     size = settings.block_size or BLOCK_SIZES[model.device.type]
     num_blocks = _num_blocks(settings, model, size)
     config = replace(
-        scheduler_config(settings, num_blocks, size, model.context_tokens),
+        scheduler_config(
+            settings, num_blocks, size, model.context_tokens, TOKEN_BUDGETS[model.device.type]
+        ),
         vocabulary=model.vocab_size,
     )
     _log.info(

@@ -52,7 +52,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Memory for keys and values, such as 2GiB; default: what the device has left.",
     ),
     _positive(256, "max-sequences", "Most sequences running at once."),
-    _positive(2048, "token-budget", "Most tokens computed in one step."),
+    _positive(None, "token-budget", "Most tokens computed in one step; default: the device's."),
     _positive(256, "adapter-rank", "Sum of the ranks of the adapters on the device."),
     _positive(None, "context-tokens", "Longest context; default: the model's."),
     _positive(None, "threads", "Compute threads; default: the physical cores."),

@@ -10,7 +10,7 @@ from worker.engine.model_size import model_size
 from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
 from worker.runtime import memory as machine
 from worker.runtime.build import model_folder
-from worker.runtime.build_hf import BLOCK_SIZES, resolve_dtype
+from worker.runtime.build_hf import BLOCK_SIZES, TOKEN_BUDGETS, resolve_dtype
 from worker.runtime.devices import DEVICES, Device, measure_cpu
 from worker.runtime.errors import ModelUnusable
 from worker.runtime.plan import LENGTHS
@@ -29,7 +29,7 @@ def report(
     bandwidth: float | None,
     dtype: DType,
     adapter_rank: int,
-    token_budget: int,
+    token_budget: int | None,
     max_sequences: int,
     block_size: int | None,
     lengths: Sequence[int],
@@ -47,7 +47,7 @@ def report(
         device_memory=free,
         kv_memory=kv,
         adapter_rank=adapter_rank,
-        token_budget=token_budget,
+        token_budget=token_budget or TOKEN_BUDGETS[kind],
         max_sequences=max_sequences,
         block_size=block_size or BLOCK_SIZES[kind],
     )
