@@ -62,7 +62,8 @@ class RequestEdge:
         if body:
             if media != "application/json" and not media.endswith("+json"):
                 raise UnsupportedMedia(
-                    f"Unsupported content type {media!r}: send application/json.",
+                    f"Unsupported content type {media!r}: send application/json "
+                    "(multipart/form-data where files are uploaded).",
                     code="unsupported_content_type",
                 )
             check_json(body)
