@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import select
 
 from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
-from gateway.jobs.responses import Answered, not_recorded, response_body
+from gateway.jobs.responses import answered, not_recorded, response_body
 from gateway.jobs.settlement import Locked, Settlement, lock, settle
 from gateway.jobs.states import OUT, TERMINAL
 from gateway.kit.clock import now_ms
@@ -139,7 +139,7 @@ class Fold:
                     effects.settlements[row.id] = Settlement(
                         "completed",
                         200,
-                        response_body(_answered(row), finished, self._prompts),
+                        response_body(answered(row), finished, self._prompts),
                         usage=finished.usage,
                     )
                     effects.freed = True
@@ -161,17 +161,6 @@ def _joined(parts: Sequence[Folded]) -> Folded:
         tuple(request_id for part in parts for request_id in part.ended),
         tuple(dict.fromkeys(batch_id for part in parts for batch_id in part.ready_batches)),
         any(part.freed for part in parts),
-    )
-
-
-def _answered(row: Request) -> Answered:
-    return Answered(
-        request_id=row.id,
-        endpoint=row.endpoint,
-        model=row.model,
-        base_model=row.base_model,
-        adapter_revision_id=row.adapter_revision_id,
-        created=row.created_at // 1000,
     )
 
 

@@ -69,7 +69,7 @@ async def null_worker(deployment: Any, tiny_model: Any, step_seconds: float) -> 
         while not await context.queues.directory.workers():  # noqa: ASYNC110  announced over Redis
             await asyncio.sleep(0.005)
     ended = asyncio.Event()
-    folding = asyncio.create_task(_fold(deployment, ended))
+    folding = asyncio.create_task(_collect(deployment, ended))
     yield
     ended.set()
     stop.press()
@@ -78,6 +78,8 @@ async def null_worker(deployment: Any, tiny_model: Any, step_seconds: float) -> 
     await asyncio.wait_for(folding, BOUND)
 
 
-async def _fold(deployment: Any, ended: asyncio.Event) -> None:
+async def _collect(deployment: Any, ended: asyncio.Event) -> None:
+    """As the collector: events into SQL, and into the queue what the fast path has left."""
     while not ended.is_set():
+        await deployment.dispatch()
         await deployment.fold.step(deployment.consumer, 0.2)
