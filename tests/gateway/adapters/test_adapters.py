@@ -378,10 +378,14 @@ async def test_a_config_that_no_database_keeps(
     assert revision["config"]["lora_dropout"] is None
 
 
-async def examined(folder: Path, files: Folder, seconds: float) -> list[str]:
+def write(folder: Path, files: Folder) -> Path:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    return folder
+
+
+async def examined(folder: Path, seconds: float) -> list[str]:
     shapes = {"model.layers.0.self_attn.q_proj": (8, 8)}
     outcome = await examine(folder, shapes, None, 10**6, base_seconds=seconds)
     assert isinstance(outcome, list)
@@ -392,13 +396,15 @@ async def test_a_pattern_that_never_ends_is_refused(
     tmp_path: Path, make_folder: Callable[..., Folder]
 ) -> None:
     endless = make_folder(target_modules=r"(([a-z._0-9]+)+)+X")
-    assert await examined(tmp_path / "endless", endless, 60) == ["adapter_unsupported_option"]
+    folder = write(tmp_path / "endless", endless)
+    assert await examined(folder, 60) == ["adapter_unsupported_option"]
 
 
 async def test_a_check_that_takes_too_long_is_stopped(
     tmp_path: Path, make_folder: Callable[..., Folder]
 ) -> None:
-    assert await examined(tmp_path / "slow", make_folder(), 0.001) == ["adapter_check_timeout"]
+    folder = write(tmp_path / "slow", make_folder())
+    assert await examined(folder, 0.001) == ["adapter_check_timeout"]
 
 
 async def test_links_in_a_zip_are_refused(
