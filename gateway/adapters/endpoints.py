@@ -21,11 +21,11 @@ from gateway.auth.dependencies import CurrentPrincipal
 from gateway.auth.idempotency import CurrentIdempotency
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
+from gateway.kit.task_names import INGEST
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 Paging = Annotated[PageRequest, Depends(paging(20, 100))]
 
-INGEST = "adapters.ingest"
 _FORM = {
     "requestBody": {
         "required": True,

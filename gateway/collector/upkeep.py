@@ -111,13 +111,17 @@ async def record_announcements(context: Context) -> None:
             best[info.model] = info.limits
     if not best:
         return
+    announced = {name: msgspec.to_builtins(limits) for name, limits in best.items()}
+    async with context.database.read() as session:
+        rows = await session.execute(
+            select(BaseModel.name, BaseModel.limits).where(BaseModel.name.in_(announced))
+        )
+        changed = [name for name, limits in rows if limits != announced[name]]
+    if not changed:
+        return
     async with context.database.write() as session:
-        models = await session.scalars(select(BaseModel).where(BaseModel.name.in_(best)))
-        for model in models:
-            limits = msgspec.to_builtins(best[model.name])
-            if model.limits != limits:
-                model.limits = limits
-            model.announced_at = now_ms()
+        for model in await session.scalars(select(BaseModel).where(BaseModel.name.in_(changed))):
+            model.limits = announced[model.name]
 
 
 def _size(limits: WorkerLimits) -> tuple[int, int, int]:

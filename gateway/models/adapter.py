@@ -22,7 +22,6 @@ class BaseModel(Base):
     context_tokens: Mapped[int]
     limits: Mapped[JsonObject | None]
     created_at: Mapped[Ms]
-    announced_at: Mapped[Ms | None]
 
 
 class Adapter(Base):

@@ -43,7 +43,6 @@ def create_tables() -> None:
         sa.Column("context_tokens", sa.Integer(), nullable=False),
         sa.Column("limits", JSON, nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("announced_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_base_models")),
     )
     op.create_table(

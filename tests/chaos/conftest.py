@@ -23,6 +23,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from tests.processes import child_of
+
 LEASE_SECONDS = 5.0
 BOUND = 120.0
 
@@ -128,18 +130,8 @@ class System:
 
     def child(self, words: str) -> psutil.Process:
         """The running process with `words` in its command line, waited for."""
-        found: psutil.Process = wait_for(lambda: self._child(words), words)
+        found: psutil.Process = wait_for(lambda: child_of(self.process.pid, words), words)
         return found
-
-    def _child(self, words: str) -> psutil.Process | None:
-        for process in psutil.Process(self.process.pid).children():
-            try:
-                line = " ".join(process.cmdline())
-            except psutil.NoSuchProcess:
-                continue
-            if words in line and "exec_bound.py" not in line:
-                return process
-        return None
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with sqlite3.connect(f"file:{self.data / 'batten.db'}?mode=ro", uri=True) as database:

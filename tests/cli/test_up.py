@@ -18,6 +18,8 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
+from tests.processes import child_of
+
 BOUND = 60.0
 
 
@@ -62,15 +64,7 @@ class Up:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, words: str) -> psutil.Process | None:
-        """The child with these words in its command line, once it has become the program."""
-        for process in psutil.Process(self.process.pid).children():
-            try:
-                line = " ".join(process.cmdline())
-            except psutil.NoSuchProcess:
-                continue
-            if words in line and "exec_bound.py" not in line:
-                return process
-        return None
+        return child_of(self.process.pid, words)
 
     def kill_child(self, words: str) -> None:
         """SIGKILL it, and wait for its successor."""
