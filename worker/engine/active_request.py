@@ -9,16 +9,18 @@ from worker.engine.detokenizer import ChoiceText
 from worker.engine.latency import RequestTimes
 from worker.engine.outputs import DeltaOutput, FinishedOutput
 from worker.engine.sequence import Sequence
-from worker.protocol.types import Choice, FinishReason, RequestId, TokenUsage
+from worker.protocol.types import Choice, RequestId, TokenUsage
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """`sequences[i]` and `texts[i]` are choice i. `streamed`: somebody reads along."""
+    """`sequences[i]` and `texts[i]` are choice i. `most_tokens` ends each of them. `streamed`:
+    somebody reads along."""
 
     request_id: RequestId
     sequences: tuple[Sequence, ...]
     texts: tuple[ChoiceText, ...]
+    most_tokens: int
     streamed: bool
     times: RequestTimes
     open_choices: int = field(init=False)
@@ -26,31 +28,29 @@ class ActiveRequest:
     def __post_init__(self) -> None:
         self.open_choices = len(self.sequences)
 
-    def append(
-        self, choice: int, sampled: SampledToken, eos: frozenset[int], context_tokens: int
-    ) -> DeltaOutput | None:
+    def append(self, choice: int, sampled: SampledToken, eos: frozenset[int]) -> DeltaOutput | None:
         """Add a token to a choice; sets the sequence's `finish_reason` when that completes it.
 
         The end-of-sequence token counts and is listed, but has no text.
         """
         sequence, text = self.sequences[choice], self.texts[choice]
-        sequence.output_ids.append(sampled.token_id)
-        if sampled.logprob is not None:
-            sequence.logprobs.append(sampled.logprob)
-        ended = sampled.token_id in eos and not sequence.sampling.ignore_eos
-        new, stopped = ("", False) if ended else text.push(sampled.token_id)
-        reason = _finish_reason(sequence, ended or stopped, context_tokens)
-        if reason is not None and not stopped:
-            rest, stopped = text.finish()
-            new += rest
-        if reason is not None:
-            sequence.finish_reason = "stop" if stopped else reason
+        token_id, logprob = sampled.token_id, sampled.logprob
+        sequence.output_ids.append(token_id)
+        index = len(sequence.output_ids) - 1
+        if logprob is not None:
+            sequence.logprobs.append(logprob)
+        ended = token_id in eos and not sequence.sampling.ignore_eos
+        new, stopped = ("", False) if ended else text.push(token_id)
+        if ended or stopped or index + 1 >= self.most_tokens:
+            if not stopped:
+                rest, stopped = text.finish()
+                new += rest
+            sequence.finish_reason = "stop" if ended or stopped else "length"
             self.open_choices -= 1
         if not self.streamed:
             return None
-        index = len(sequence.output_ids) - 1
-        logprobs = None if sampled.logprob is None else (sampled.logprob,)
-        return DeltaOutput(self.request_id, choice, index, (sampled.token_id,), new, logprobs)
+        logprobs = None if logprob is None else (logprob,)
+        return DeltaOutput(self.request_id, choice, index, (token_id,), new, logprobs)
 
     def finished(self) -> FinishedOutput:
         """The answer. Prompt tokens count once, those cached as the first choice found them."""
@@ -59,14 +59,6 @@ class ActiveRequest:
         usage = TokenUsage(len(first.prompt_ids), first.num_cached, completion)
         choices = tuple(map(_choice, self.sequences, self.texts))
         return FinishedOutput(self.request_id, choices, usage)
-
-
-def _finish_reason(sequence: Sequence, ended: bool, context_tokens: int) -> FinishReason | None:
-    if ended:
-        return "stop"
-    if len(sequence.output_ids) >= sequence.sampling.max_tokens:
-        return "length"
-    return "length" if sequence.num_tokens >= context_tokens else None
 
 
 def _choice(sequence: Sequence, text: ChoiceText) -> Choice:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from worker.engine.metrics import AdapterCounts
 from worker.engine.sequence import Sequence
 from worker.protocol.errors import AdapterLoadError as AdapterLoadError
 from worker.protocol.types import AdapterRef, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """Compute `num_tokens` tokens of `sequence` from position `start` on.
 
     `samples`: these reach the sequence's last token, so a next token is chosen.
@@ -28,7 +29,7 @@ class ScheduledSequence:
 
     @property
     def samples(self) -> bool:
-        return self.stop == self.sequence.num_tokens
+        return self.start + self.num_tokens == self.sequence.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class ScheduledBatch:
         return sum(scheduled.num_tokens for scheduled in self.sequences)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """The token chosen after a sequence's last one. `error` says why none could be (NaN)."""
 
     token_id: int

@@ -59,14 +59,15 @@ class Detokenizer:
             self._byte_run = not self._tokenizer.decode([token_id], skip_special_tokens=True)
         if self._byte_run:
             return ""
-        text = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+        ids, start = self._ids, self._start
+        text = self._tokenizer.decode(ids[start:], skip_special_tokens=True)
         if text.endswith(REPLACEMENT):
             return self._release(text[:-1])
         new = self._release(text)
-        if new and len(self._ids) - self._start > WINDOW:
+        if new and len(ids) - start > WINDOW:
             self._start = self._read
-            self._known = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
-        self._read = len(self._ids)
+            self._known = self._tokenizer.decode(ids[self._start :], skip_special_tokens=True)
+        self._read = len(ids)
         return new
 
     def defer(self, token_id: int) -> None:
@@ -90,14 +91,12 @@ class StopStrings:
     """Finds the first stop string in a growing text and holds back what may become one."""
 
     def __init__(self, stop: tuple[str, ...]) -> None:
-        self._stop = tuple(filter(None, stop))
+        self._stop = stop
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns what is certainly not part of a stop string, and whether one was
         found (then all text before it has been returned)."""
-        if not self._stop:
-            return text, False
         text = self._held + text
         places = [place for stop in self._stop if (place := text.find(stop)) >= 0]
         if places:
@@ -118,7 +117,8 @@ class ChoiceText:
 
     def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...], *, streamed: bool) -> None:
         self._detokenizer = detokenizer
-        self._stop = StopStrings(stop)
+        stop = tuple(filter(None, stop))
+        self._stop = StopStrings(stop) if stop else None
         self._eager = streamed or bool(stop)
         self._parts: list[str] = []
 
@@ -136,8 +136,8 @@ class ChoiceText:
     def finish(self) -> tuple[str, bool]:
         """No more tokens come. As `push`: the last bytes may still complete a stop string."""
         text, stopped = self._add(self._detokenizer.finish())
-        if stopped:
-            return text, True
+        if stopped or self._stop is None:
+            return text, stopped
         held = self._stop.finish()
         self._parts.append(held)
         return text + held, False
@@ -145,7 +145,9 @@ class ChoiceText:
     def _add(self, text: str) -> tuple[str, bool]:
         if not text:
             return "", False
-        text, stopped = self._stop.push(text)
+        stopped = False
+        if self._stop is not None:
+            text, stopped = self._stop.push(text)
         self._parts.append(text)
         return text, stopped
 

@@ -121,7 +121,10 @@ class Engine:
         )
         self._arrivals += 1
         times = RequestTimes(added=self._now())
-        self._requests[request_id] = ActiveRequest(request_id, sequences, texts, stream, times)
+        most = min(sampling.max_tokens, self.config.context_tokens - len(prompt))
+        self._requests[request_id] = ActiveRequest(
+            request_id, sequences, texts, most, stream, times
+        )
         for sequence in sequences:
             self.scheduler.add(sequence)
 
@@ -191,29 +194,31 @@ class Engine:
         pairs = list(zip(sampling, tokens, strict=True))
         self.scheduler.complete(batch)
         self._count_slots()
+        requests = self._requests
         for scheduled in batch.sequences:
-            request = self._requests[scheduled.sequence.request_id]
+            request = requests[scheduled.sequence.request_id]
             if request.times.computed is None:
                 request.times.computed = began
                 self._outputs.append(StartedOutput(request.request_id))
         for sequence, sampled in pairs:
-            if sequence.request_id in self._requests:
-                self._append(sequence, sampled, ended)
+            if (found := requests.get(sequence.request_id)) is not None:
+                self._append(found, sequence, sampled, ended)
 
     def _count_slots(self) -> None:
         size, scheduler = self.config.block_size, self.scheduler
         self.counters.allocated_slots += scheduler.blocks.num_used * size
         self.counters.unused_slots += unused_slots(scheduler.running, size)
 
-    def _append(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
+    def _append(
+        self, request: ActiveRequest, sequence: Sequence, sampled: SampledToken, now: float
+    ) -> None:
         if sampled.error is not None:
             self._fail(sequence.request_id, "numerical_error", sampled.error)
             return
-        request = self._requests[sequence.request_id]
         self.counters.output_tokens += 1
         if request.times.answered is None:
             request.times.answered = now
-        delta = request.append(sequence.choice, sampled, self._eos, self.config.context_tokens)
+        delta = request.append(sequence.choice, sampled, self._eos)
         if delta is not None:
             self._outputs.append(delta)
         if sequence.finish_reason is None:

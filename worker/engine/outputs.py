@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from worker.protocol.types import Choice, RequestId, TokenLogprob, TokenUsage
 
 StepFailureCode = Literal["adapter_unavailable", "adapter_invalid", "numerical_error"]
@@ -17,8 +19,7 @@ class StartedOutput:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaOutput:
+class DeltaOutput(msgspec.Struct, frozen=True, gc=False):
     """Choice `choice` grew by `token_ids`, from position `index` on, and by `text`.
 
     Text follows its tokens with delay where the next tokens may still change it (half a

@@ -105,20 +105,19 @@ class Scheduler:
             self._prefill(prefilling, plan)
             self._admit(plan)
         self._note_delay(decoding, plan)
-        return ScheduledBatch(
-            tuple(ScheduledSequence(s, s.num_computed, n) for s, n in plan.chosen.items())
-        )
+        chosen = [ScheduledSequence(s, s.num_computed, n) for s, n in plan.chosen.items()]
+        return ScheduledBatch(tuple(chosen))
 
     def complete(self, batch: ScheduledBatch) -> None:
         """The batch was executed: its tokens are computed and full blocks can be shared."""
         size = self.config.block_size
         for scheduled in batch.sequences:
             sequence = scheduled.sequence
-            sequence.num_computed = scheduled.stop
+            sequence.num_computed = computed = scheduled.start + scheduled.num_tokens
             self._count(scheduled)
-            if sequence.num_computed // size > sequence.num_published:
+            if computed // size > sequence.num_published:
                 self.blocks.publish(sequence)
-                self.admission.computed(sequence, sequence.num_computed // size)
+                self.admission.computed(sequence, computed // size)
 
     def _split(self) -> tuple[list[Sequence], list[Sequence]]:
         prefilling: list[Sequence] = []
@@ -134,7 +133,9 @@ class Scheduler:
         return prefilling + len(self.admission.queue) >= self.config.waiting_served_ratio * decoding
 
     def _note_delay(self, decoding: list[Sequence], plan: StepPlan) -> None:
-        left_out = any(s not in plan.chosen for s in decoding if s in self.running)
+        left_out = plan.budget < 1 and any(
+            s not in plan.chosen for s in decoding if s in self.running
+        )
         self._decodes_delayed = self._decodes_delayed + 1 if left_out else 0
 
     def _decode(self, decoding: list[Sequence], plan: StepPlan) -> None:
@@ -170,6 +171,8 @@ class Scheduler:
         plan.give(sequence, tokens)
 
     def _admit(self, plan: StepPlan) -> None:
+        if plan.budget < 1 or len(self.running) >= self.config.max_sequences:
+            return
         outstanding = self.outstanding() if len(self.admission.queue) else 0
         while plan.budget > 0 and len(self.running) < self.config.max_sequences:
             sequence = self.admission.next(outstanding, alone=not self.running)
