@@ -14,6 +14,7 @@ from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
 from worker.runtime.plan import plan
 from worker.runtime.threads import wait_politely
+from worker.runtime.verify import verify
 from worker.settings import WorkerSettings, model_name_of, unique_name
 
 DATA = Path("~/.local/share/batten")
@@ -150,6 +151,7 @@ def worker_settings(
 
 main.add_command(generate)
 main.add_command(plan)
+main.add_command(verify)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,10 @@ class CheckedAdapter:
 
 
 def check(
-    folder: Path, shapes: Shapes, most_rank: int | None, most_bytes: int
+    folder: Path, shapes: Shapes | None, most_rank: int | None, most_bytes: int
 ) -> CheckedAdapter | list[Problem]:
-    """`most_rank` is what workers announced, if any did."""
+    """`most_rank` is what workers announced, if any did. Without `shapes` nothing is compared
+    with a base model."""
     problems = _missing(folder)
     if problems:
         return problems
@@ -54,7 +55,7 @@ def check(
         header = _header(view)
         if not isinstance(config, PeftConfig) or not isinstance(header, SafetensorsHeader):
             return [*_problems(config), *_problems(header)]
-        problems = validate(config, header, shapes, most_bytes)
+        problems = [] if shapes is None else validate(config, header, shapes, most_bytes)
         problems += find_not_finite(header, view)
         rank = adapter_rank(config, header)
         if most_rank is not None and rank > most_rank:

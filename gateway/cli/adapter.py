@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import click
@@ -9,7 +11,7 @@ from rich.table import Table
 
 @click.group
 def adapter() -> None:
-    """LoRA adapters of a tenant, straight into the database and the store."""
+    """LoRA adapters: of a tenant, straight into the database and the store; and PEFT folders."""
 
 
 @adapter.command
@@ -52,3 +54,33 @@ def list_(tenant: str) -> None:
     for row in transact(work):
         table.add_row(*row)
     Console().print(table)
+
+
+@adapter.command
+@click.argument("folder", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--model", envvar="BATTEN_MODEL", help="Base model to check against: a folder or a hub id."
+)
+@click.option("--most-rank", type=click.IntRange(1), help="Largest rank that workers take.")
+@click.pass_context
+def inspect(ctx: click.Context, folder: Path, model: str | None, most_rank: int | None) -> None:
+    """Say what PEFT FOLDER (or an archive of one) holds, and whether it is served exactly.
+
+    Without --model the base model of the adapter's config is used, if it is a folder here. Exit
+    status 1 and every reason when the adapter is refused.
+    """
+    from gateway.cli.adapter_inspect import inspect
+
+    inspection = inspect(folder, model, most_rank)
+    click.echo("\n".join(inspection.lines))
+    ctx.exit(1 if inspection.problems else 0)
+
+
+@adapter.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def verify(arguments: tuple[str, ...]) -> None:
+    """Compare an adapter with PEFT itself. All arguments go to `python -m worker verify`."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker", "verify", *arguments])

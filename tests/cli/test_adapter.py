@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +123,56 @@ def test_wrong_names(tenant: str, folder: Path, tenant_name: str, name: str, say
 def test_a_folder_that_is_no_adapter(tenant: str, tmp_path: Path) -> None:
     said = refused("adapter", "add", tenant, "bot", str(tmp_path))
     assert "holds no adapter_config.json and no adapter_model.safetensors" in said
+
+
+def test_inspect_says_what_a_folder_holds(tenant: str, folder: Path, tmp_path: Path) -> None:
+    model = str(tmp_path / "model")
+    said = batten("adapter", "inspect", str(folder), "--model", model)
+    assert "rank       r 2, alpha 4" in said
+    assert "2 tensors (2 F32)" in said
+    assert "q_proj                   1     2  2        A, B" in said
+    assert "features   none beyond plain LoRA" in said
+    assert "served     yes, exactly" in said
+    alone = batten("adapter", "inspect", str(folder))
+    assert "not compared with a base model" in alone
+
+
+def test_inspect_names_every_reason(tenant: str, folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    changed = {**config, "use_rslora": True, "rank_pattern": {"q_proj": 4}}
+    (folder / "adapter_config.json").write_text(json.dumps(changed))
+    arguments = ["adapter", "inspect", str(folder), "--model", str(tmp_path / "model")]
+    result = CliRunner().invoke(root, [*arguments, "--most-rank", "1"])
+    assert result.exit_code == 1
+    assert "use_rslora = true" in result.stdout
+    assert "served     no, for 2 reasons" in result.stdout
+    assert f"adapter_rank_mismatch: {PREFIX}: rank 2 in the file, 4 in the config" in result.stdout
+    assert "adapter_rank_too_large" in result.stdout
+
+
+@pytest.mark.parametrize("fields", [{"peft_type": "IA3"}, {"use_qalora": True}])
+def test_inspect_of_options_that_are_refused(folder: Path, fields: dict[str, object]) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | fields))
+    result = CliRunner().invoke(root, ["adapter", "inspect", str(folder)])
+    assert result.exit_code == 1
+    assert "adapter_unsupported_option" in result.stdout
+
+
+def test_inspect_needs_no_torch(folder: Path) -> None:
+    code = (
+        "import sys\nfrom gateway.cli.root import root\n"
+        "root(sys.argv[1:], standalone_mode=False)\n"
+        "assert not {'torch', 'transformers', 'peft'} & sys.modules.keys()"
+    )
+    command = [sys.executable, "-c", code, "adapter", "inspect", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "served" in done.stdout
+
+
+def test_verify_is_the_workers(request: pytest.FixtureRequest) -> None:
+    command: Callable[..., subprocess.CompletedProcess[str]] = request.getfixturevalue("batten")
+    said = command("adapter", "verify", "--help")
+    assert said.returncode == 0, said.stderr
+    assert "Compare the adapter in PEFT FOLDER with PEFT itself" in said.stdout

@@ -37,6 +37,7 @@ from worker.protocol.safetensors_header import (
 __all__ = [
     "CONFIG_FILE",
     "HEADS",
+    "MAX_BYTES",
     "PREFIX",
     "WEIGHTS_FILE",
     "AdapterConfigError",

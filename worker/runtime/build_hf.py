@@ -80,7 +80,7 @@ def hf_engine(
     torch.set_num_threads(settings.threads or physical_cores())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(folder)
-    model = _load(folder, resolve_dtype(settings.dtype, device), device)
+    model = load_served(folder, resolve_dtype(settings.dtype, device), device)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
     adapters = AdapterCache(pool, source_for(model.lora_shapes))
     size = settings.block_size or BLOCK_SIZES[model.device.type]
@@ -131,7 +131,8 @@ def resolve_dtype(dtype: DType, device: str) -> DTypeName:
     return "float32"
 
 
-def _load(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
+def load_served(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
+    """Raises ModelUnusable."""
     try:
         return load_model(folder, dtype, device)
     except UnsupportedArchitecture as error:

@@ -2,6 +2,7 @@
 
 StartError
 ├── ModelUnusable       no such folder or hub id, or not a model that this release runs
+├── AdapterUnusable     an adapter to verify that we refuse, or that cannot be read
 ├── QueueUnreachable    Redis does not answer at start (later it is retried for ever)
 ├── StoreUnusable       the object store's URL is wrong or its folder cannot be used
 ├── MetricsUnservable   the port for metrics is taken or not ours to use
@@ -16,6 +17,10 @@ class StartError(Exception):
 
 
 class ModelUnusable(StartError):
+    pass
+
+
+class AdapterUnusable(StartError):
     pass
 
 
