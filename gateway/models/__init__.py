@@ -8,6 +8,13 @@ from gateway.models.file import File
 from gateway.models.request import Request, Result
 from gateway.models.tenant import ApiKey, IdempotencyKey, Tenant
 from gateway.models.usage import Price, UsageRecord
+from gateway.models.webhook import (
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEvent,
+    WebhookSecret,
+)
 
 __all__ = [
     "Adapter",
@@ -24,4 +31,9 @@ __all__ = [
     "Result",
     "Tenant",
     "UsageRecord",
+    "WebhookAttempt",
+    "WebhookDelivery",
+    "WebhookEndpoint",
+    "WebhookEvent",
+    "WebhookSecret",
 ]

@@ -16,7 +16,7 @@ class Request(Base):
     `crashes_alone` those while nothing else ran. `body` holds a job's body; a batch line's lies
     in the input file at [input_offset, input_offset + input_length). `sort_key` groups lines
     that share a prefix. The seed, the adapter revision and the price are pinned at submission.
-    `deadline_at` is when it expires.
+    `webhook_*` say who is told of a job's end. `deadline_at` is when it expires.
     """
 
     __tablename__ = "requests"
@@ -91,6 +91,8 @@ class Request(Base):
     body: Mapped[JsonObject | None]
     user_metadata: Mapped[JsonObject | None]
     price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"))
+    webhook_endpoint_id: Mapped[str | None]
+    webhook_url: Mapped[str | None]
     created_at: Mapped[Ms]
     deadline_at: Mapped[Ms | None]
     dispatched_at: Mapped[Ms | None]

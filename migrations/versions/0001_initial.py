@@ -257,6 +257,8 @@ def create_tables() -> None:
         sa.Column("body", JSON, nullable=True),
         sa.Column("user_metadata", JSON, nullable=True),
         sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("webhook_endpoint_id", sa.String(), nullable=True),
+        sa.Column("webhook_url", sa.String(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deadline_at", sa.BigInteger(), nullable=True),
         sa.Column("dispatched_at", sa.BigInteger(), nullable=True),
@@ -375,8 +377,196 @@ def create_tables() -> None:
         unique=False,
     )
 
+    op.create_table(
+        "webhook_endpoints",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("url", sa.String(), nullable=False),
+        sa.Column("event_types", JSON, nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("paused_until", sa.BigInteger(), nullable=True),
+        sa.Column("disabled_at", sa.BigInteger(), nullable=True),
+        sa.Column("disabled_reason", sa.String(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_webhook_endpoints_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_endpoints")),
+    )
+    op.create_index(
+        "ix_webhook_endpoints_tenant_created",
+        "webhook_endpoints",
+        ["tenant_id", "created_at", "id"],
+        unique=False,
+    )
+    op.create_index(
+        "uq_webhook_endpoints_origin",
+        "webhook_endpoints",
+        ["tenant_id", "url"],
+        unique=True,
+        sqlite_where=sa.text("kind = 'origin'"),
+        postgresql_where=sa.text("kind = 'origin'"),
+    )
+    op.create_table(
+        "webhook_events",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("type", sa.String(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_webhook_events_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_events")),
+    )
+    op.create_index("ix_webhook_events_created", "webhook_events", ["created_at"], unique=False)
+    op.create_index(
+        "ix_webhook_events_tenant_created",
+        "webhook_events",
+        ["tenant_id", "created_at", "id"],
+        unique=False,
+    )
+    op.create_table(
+        "webhook_deliveries",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("event_id", sa.String(length=64), nullable=False),
+        sa.Column("endpoint_id", sa.String(length=64), nullable=False),
+        sa.Column("url", sa.String(), nullable=True),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("next_attempt_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["endpoint_id"],
+            ["webhook_endpoints.id"],
+            name=op.f("fk_webhook_deliveries_endpoint_id"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["event_id"], ["webhook_events.id"], name=op.f("fk_webhook_deliveries_event_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_webhook_deliveries_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_deliveries")),
+        sa.UniqueConstraint(
+            "event_id", "endpoint_id", name=op.f("uq_webhook_deliveries_event_id_endpoint_id")
+        ),
+    )
+    op.create_index(
+        "ix_webhook_deliveries_due",
+        "webhook_deliveries",
+        ["endpoint_id", "next_attempt_at"],
+        unique=False,
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.create_index(
+        "ix_webhook_deliveries_expiry",
+        "webhook_deliveries",
+        ["expires_at"],
+        unique=False,
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.create_table(
+        "webhook_secrets",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("endpoint_id", sa.String(length=64), nullable=True),
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("hint", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["endpoint_id"], ["webhook_endpoints.id"], name=op.f("fk_webhook_secrets_endpoint_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_webhook_secrets_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_secrets")),
+    )
+    op.create_index(
+        "ix_webhook_secrets_owner", "webhook_secrets", ["tenant_id", "endpoint_id"], unique=False
+    )
+    op.create_index(
+        "uq_webhook_secrets_current",
+        "webhook_secrets",
+        ["endpoint_id"],
+        unique=True,
+        sqlite_where=sa.text("endpoint_id IS NOT NULL AND expires_at IS NULL"),
+        postgresql_where=sa.text("endpoint_id IS NOT NULL AND expires_at IS NULL"),
+    )
+    op.create_index(
+        "uq_webhook_secrets_current_default",
+        "webhook_secrets",
+        ["tenant_id"],
+        unique=True,
+        sqlite_where=sa.text("endpoint_id IS NULL AND expires_at IS NULL"),
+        postgresql_where=sa.text("endpoint_id IS NULL AND expires_at IS NULL"),
+    )
+    op.create_table(
+        "webhook_attempts",
+        sa.Column("delivery_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("duration_ms", sa.BigInteger(), nullable=False),
+        sa.Column("status_code", sa.Integer(), nullable=True),
+        sa.Column("error", sa.String(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["delivery_id"], ["webhook_deliveries.id"], name=op.f("fk_webhook_attempts_delivery_id")
+        ),
+        sa.PrimaryKeyConstraint("delivery_id", "number", name=op.f("pk_webhook_attempts")),
+    )
+
 
 def downgrade() -> None:
+    op.drop_table("webhook_attempts")
+    op.drop_index(
+        "uq_webhook_secrets_current_default",
+        table_name="webhook_secrets",
+        sqlite_where=sa.text("endpoint_id IS NULL AND expires_at IS NULL"),
+        postgresql_where=sa.text("endpoint_id IS NULL AND expires_at IS NULL"),
+    )
+    op.drop_index(
+        "uq_webhook_secrets_current",
+        table_name="webhook_secrets",
+        sqlite_where=sa.text("endpoint_id IS NOT NULL AND expires_at IS NULL"),
+        postgresql_where=sa.text("endpoint_id IS NOT NULL AND expires_at IS NULL"),
+    )
+    op.drop_index("ix_webhook_secrets_owner", table_name="webhook_secrets")
+    op.drop_table("webhook_secrets")
+    op.drop_index(
+        "ix_webhook_deliveries_expiry",
+        table_name="webhook_deliveries",
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.drop_index(
+        "ix_webhook_deliveries_due",
+        table_name="webhook_deliveries",
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    )
+    op.drop_table("webhook_deliveries")
+    op.drop_index("ix_webhook_events_tenant_created", table_name="webhook_events")
+    op.drop_index("ix_webhook_events_created", table_name="webhook_events")
+    op.drop_table("webhook_events")
+    op.drop_index(
+        "uq_webhook_endpoints_origin",
+        table_name="webhook_endpoints",
+        sqlite_where=sa.text("kind = 'origin'"),
+        postgresql_where=sa.text("kind = 'origin'"),
+    )
+    op.drop_index("ix_webhook_endpoints_tenant_created", table_name="webhook_endpoints")
+    op.drop_table("webhook_endpoints")
     op.drop_index("ix_usage_records_tenant_created", table_name="usage_records")
     op.drop_index(op.f("ix_usage_records_batch_id"), table_name="usage_records")
     op.drop_table("usage_records")
