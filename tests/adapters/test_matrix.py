@@ -53,6 +53,6 @@ def test_the_matrix_says_what_is_accepted(option, state):
 
 
 def test_the_matrix_names_every_refused_option():
-    from worker.protocol.peft_fields import _UNSUPPORTED
+    from worker.protocol.peft_options import _UNSUPPORTED
 
     assert {option for option, state in rows() if state == "refused"} == set(_UNSUPPORTED)

@@ -45,7 +45,6 @@ def test_what_peft_saves_is_parsed(tmp_path):
     ("param", "value"),
     [
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
-        ("alora_invocation_tokens", [1, 2]),
         ("layer_replication", [[0, 4], [2, 5]]),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "pissa_niter_4"),
@@ -84,6 +83,9 @@ def test_what_is_not_served_exactly_is_refused_by_name(param, value):
         ("use_dora", 1),
         ("modules_to_save", "lm_head"),
         ("trainable_token_indices", [5, 5]),
+        ("alora_invocation_tokens", [1, "2"]),
+        ("alora_invocation_tokens", [-1]),
+        ("alora_invocation_tokens", 7),
         ("trainable_token_indices", {"embed_tokens": [-1]}),
         ("r", "8"),
         ("r", True),
@@ -110,6 +112,41 @@ def test_a_malformed_field_is_named(param, value):
 def test_what_is_no_config_is_refused(data):
     with pytest.raises(peft.AdapterConfigError):
         peft.parse_config(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_dora", True),
+        ("bias", "lora_only"),
+        ("modules_to_save", ["norm"]),
+        ("trainable_token_indices", [3]),
+        ("target_parameters", ["experts.down_proj"]),
+    ],
+)
+def test_activated_lora_refuses_what_it_cannot_be_together_with(field, value):
+    with pytest.raises(peft.AdapterConfigError, match=field) as error:
+        parse(alora_invocation_tokens=[1, 1], **{field: value})
+    assert error.value.code == "adapter_unsupported_option"
+
+
+def test_the_invocation_is_part_of_what_an_adapter_is():
+    data = save(tensors())
+    configs = [{}, {"alora_invocation_tokens": [1, 2]}, {"alora_invocation_tokens": [2, 1]}]
+    header = peft.parse_header(data)
+    digests = {peft.digest(parse(**config), header, data) for config in configs}
+    assert len(digests) == 3
+    assert parse(alora_invocation_tokens=[]).invocation == ()
+
+
+def test_an_invocation_outside_of_the_vocabulary_is_refused():
+    config = parse(alora_invocation_tokens=[3, 96])
+    header = peft.parse_header(save(tensors()))
+    shapes = {**SHAPES, "model.embed_tokens": (97, 12)}
+    assert peft.validate(config, header, shapes) == []
+    shapes["model.embed_tokens"] = (96, 12)
+    (problem,) = peft.validate(config, header, shapes)
+    assert (problem.code, problem.name) == ("adapter_invalid_config", "alora_invocation_tokens")
 
 
 def test_unused_and_harmless_fields_are_accepted():

@@ -1,11 +1,14 @@
-"""A whole engine over a small real model, without adapters."""
+"""A whole engine over a small real model."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.engine.peft_adapters import cache
+from worker.engine.adapter_cache import AdapterCache
 from worker.engine.config import SchedulerConfig
 from worker.engine.detokenizer import TextDecoder
 from worker.engine.engine import Engine
@@ -13,7 +16,7 @@ from worker.engine.model_loader import load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.null_runner import NullResidency
 from worker.engine.outputs import DeltaOutput, EngineOutput, FailedOutput, FinishedOutput
-from worker.protocol.types import RequestId, SamplingParams
+from worker.protocol.types import AdapterRef, RequestId, SamplingParams
 
 
 class Letters:
@@ -35,9 +38,10 @@ class RealEngine:
         tokenizer: TextDecoder | None = None,
         *,
         eos: frozenset[int] | None = frozenset(),
+        adapters: Mapping[AdapterRef, Path] | None = None,
         **config: Any,
     ) -> None:
-        """`eos` None takes the model's own."""
+        """`eos` None takes the model's own; `adapters` are folders."""
         model = load_model(folder, "float32", certified=True)
         sizes = {
             "num_blocks": 256,
@@ -47,25 +51,39 @@ class RealEngine:
             **config,
         }
         self.config = SchedulerConfig(**sizes)
-        runner = ModelRunner(model, self.config.num_blocks, self.config.block_size)
+        residency: AdapterCache | NullResidency = NullResidency(self.config.adapter_rank)
+        self._loaded = threading.Semaphore(0)
+        if adapters:
+            rank = self.config.adapter_rank
+            residency = cache(model, adapters, rank, on_change=self._loaded.release)
+        runner = ModelRunner(
+            model,
+            self.config.num_blocks,
+            self.config.block_size,
+            residency if isinstance(residency, AdapterCache) else None,
+        )
         self.engine = Engine(
             self.config,
             runner,
-            NullResidency(self.config.adapter_rank),
+            residency,
             tokenizer or Letters(),
             model.eos_ids if eos is None else eos,
             model.revision,
         )
         self.outputs: list[EngineOutput] = []
 
-    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+    def add(
+        self, name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any
+    ) -> None:
         """Too little memory is reserved for its answer, so that small pools preempt."""
-        self.engine.add(RequestId(name), prompt, sampling, predicted_output=1)
+        self.engine.add(RequestId(name), prompt, sampling, predicted_output=1, **options)
 
     def run(self) -> dict[str, FinishedOutput]:
         scheduler = self.engine.scheduler
         while self.engine.has_work():
             self.outputs += self.engine.step()
+            if self.engine.stalled:  # an adapter is being loaded
+                assert self._loaded.acquire(timeout=60)
             scheduler.blocks.check_integrity(scheduler.running)
         assert scheduler.blocks.num_used == 0
         return {each.request_id: each for each in self.outputs if isinstance(each, FinishedOutput)}

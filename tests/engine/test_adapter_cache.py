@@ -27,6 +27,7 @@ class Adapter:
     rank: int
     extras: dict
     nbytes: int = 100
+    invocation: tuple = ()
 
 
 class Source:

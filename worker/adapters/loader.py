@@ -38,11 +38,12 @@ class ExtraTensors:
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
     """An adapter in host memory. `rank` is the largest of any module; `extras` is all that it
-    changes besides linear layers' low-rank updates."""
+    changes besides linear layers' low-rank updates; an `invocation` (token ids) activates it."""
 
     modules: Mapping[str, ModuleWeights]
     rank: int
     extras: Mapping[str, ExtraTensors] = field(default_factory=dict)
+    invocation: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +81,7 @@ def load_adapter(folder: Path, shapes: peft.Shapes) -> LoadedAdapter:
             )
         if parts:
             extras[module] = _extras(config, module, parts)
-    return LoadedAdapter(modules, peft.adapter_rank(config, header), extras)
+    return LoadedAdapter(modules, peft.adapter_rank(config, header), extras, config.invocation)
 
 
 def _extras(config: peft.PeftConfig, module: str, parts: dict[str, Tensor]) -> ExtraTensors:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from worker.engine.activation import activation
 from worker.engine.batch import AdapterLoadError
 from worker.engine.host_adapters import HostAdapters
 from worker.engine.lora import LoadedAdapter, RankPool
@@ -30,6 +31,7 @@ class _Resident:
     ready: bool = False
     pins: int = 0
     extra: int = 0  # bytes besides the rows
+    invocation: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,10 @@ class AdapterCache:
         return False
 
     def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
-        """0: activated LoRA is refused at upload, so an adapter changes every position."""
-        return 0
+        """See AdapterResidency. Raises KeyError unless the adapter is ready."""
+        with self._lock:
+            invocation = self._ready(adapter).invocation
+        return activation(prompt_ids, invocation)
 
     def pin(self, adapter: AdapterRef) -> None:
         """Raises KeyError unless the adapter is ready."""
@@ -165,7 +169,7 @@ class AdapterCache:
             loaded = self._fetch(adapter)
             if self._reserve(adapter, sum(part.nbytes for part in loaded.extras.values())):
                 self._pool.write(self._resident[adapter.digest].rows, loaded)
-                self._loaded(adapter)
+                self._loaded(adapter, loaded)
         except AdapterLoadError as error:
             self._fail(adapter, error)
         except Exception as error:  # the thread's edge: an unknown fault fails this adapter only
@@ -173,9 +177,11 @@ class AdapterCache:
             self._fail(adapter, AdapterLoadError("adapter_unavailable", message))
         self._on_change()
 
-    def _loaded(self, adapter: AdapterRef) -> None:
+    def _loaded(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         with self._lock:
-            self._resident[adapter.digest].ready = True
+            resident = self._resident[adapter.digest]
+            resident.invocation = loaded.invocation
+            resident.ready = True
             self._counts = replace(self._counts, loads=self._counts.loads + 1)
 
     def _reserve(self, adapter: AdapterRef, extra: int) -> bool:

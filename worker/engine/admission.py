@@ -136,8 +136,9 @@ class Admission:
         except AdapterLoadError as error:
             self._fail(sequence, error)
             return False
-        if not sequence.admissions:
+        if not sequence.start_known:
             sequence.adapter_start = self._adapters.first_token(adapter, sequence.prompt_ids)
+            sequence.start_known = True
         return True
 
     def _waits_for_prefix(self, sequence: Sequence, cached: int) -> bool:

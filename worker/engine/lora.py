@@ -27,7 +27,8 @@ class LoraWeights(Protocol):
 
 
 class LoadedAdapter(Protocol):
-    """An adapter in host memory, checked against the model."""
+    """An adapter in host memory, checked against the model. `invocation`: the tokens from which
+    on an activated LoRA applies, empty for one that applies throughout."""
 
     @property
     def modules(self) -> Mapping[str, LoraWeights]: ...
@@ -35,6 +36,8 @@ class LoadedAdapter(Protocol):
     def extras(self) -> Mapping[str, ExtraTensors]: ...
     @property
     def rank(self) -> int: ...
+    @property
+    def invocation(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int: ...
 

@@ -27,7 +27,8 @@ class AdapterRows(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pack:
-    """A batch laid end to end, sequences of one adapter side by side, base first."""
+    """A batch laid end to end, sequences of one adapter side by side, base first. (Base tokens
+    before an activated adapter's invocation stay in their sequence.)"""
 
     scheduled: tuple[ScheduledSequence, ...]
     token_ids: Tensor  # int64 [tokens]
@@ -69,10 +70,13 @@ class ModelRunner:
 
     def _forward(self, batch: ScheduledBatch) -> tuple[_Pack, Tensor]:
         pack = _pack(batch, self.model.device)
-        lora = self._segments([(item, item.num_tokens) for item in pack.scheduled])
+        lora = self._segments([run for item in pack.scheduled for run in _runs(item)])
         head = lora
         if lora is not None and self.model.packed.selects_rows:
-            head = self._segments([(item, 1) for item in pack.scheduled if item.samples])
+            sampling = [item for item in pack.scheduled if item.samples]
+            head = self._segments(
+                [(item.sequence.adapter_at(item.stop - 1), 1) for item in sampling]
+            )
         context = ForwardContext(self._plan(pack), self.cache, lora, head)
         return pack, self.model.packed.forward(pack.token_ids, pack.positions, pack.rows, context)
 
@@ -85,17 +89,12 @@ class ModelRunner:
             self.model.device,
         )
 
-    def _segments(self, parts: list[tuple[ScheduledSequence, int]]) -> LoraSegments | None:
-        """Of packed sequences, each with its number of rows."""
+    def _segments(self, parts: list[tuple[AdapterRef | None, int]]) -> LoraSegments | None:
+        """Of packed rows: adapters with the number of rows that each changes."""
         adapters: dict[AdapterRef, int] = {}
         runs = [
-            (
-                -1
-                if (ref := item.sequence.adapter) is None
-                else adapters.setdefault(ref, len(adapters)),
-                count,
-            )
-            for item, count in parts
+            (-1 if ref is None else adapters.setdefault(ref, len(adapters)), count)
+            for ref, count in parts
         ]
         if not adapters:
             return None
@@ -104,9 +103,17 @@ class ModelRunner:
         return LoraSegments.build(runs, [self._adapters.rows(ref) for ref in adapters])
 
 
+def _runs(item: ScheduledSequence) -> list[tuple[AdapterRef | None, int]]:
+    """Tokens before an activated adapter's invocation are the base model's."""
+    base = min(max(item.sequence.adapter_start - item.start, 0), item.num_tokens)
+    runs = [(None, base), (item.sequence.adapter, item.num_tokens - base)]
+    return [(adapter, count) for adapter, count in runs if count]
+
+
 def _pack(batch: ScheduledBatch, device: torch.device) -> _Pack:
     def adapter(item: ScheduledSequence) -> str:
-        return item.sequence.adapter.digest if item.sequence.adapter else ""
+        ref = item.sequence.adapter_at(item.stop - 1)
+        return ref.digest if ref else ""
 
     scheduled = tuple(sorted(batch.sequences, key=adapter))
     ids = [token for item in scheduled for token in item.sequence.tokens(item.start, item.stop)]

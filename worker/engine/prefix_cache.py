@@ -166,9 +166,11 @@ class PrefixCache:
 
     def _namespace(self, sequence: Sequence, index: int) -> Namespace:
         stop = (index + 1) * self.block_size
-        adapter = sequence.adapter
-        digest = adapter.digest if adapter and stop > sequence.adapter_start else ""
-        return digest, None if stop <= sequence.shared_tokens else sequence.cache_scope
+        adapter = sequence.adapter_at(stop - 1)
+        return (
+            adapter.digest if adapter else "",
+            None if stop <= sequence.shared_tokens else sequence.cache_scope,
+        )
 
     def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
         start = index * self.block_size

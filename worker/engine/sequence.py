@@ -35,13 +35,14 @@ class Sequence:
     chosen again.
 
     `adapter_start` is the first token that the adapter changes (activated LoRA: where its
-    invocation begins; otherwise 0), known from first admission on. The first `shared_tokens`
+    invocation begins; otherwise 0), known once its adapter was ready. The first `shared_tokens`
     tokens are a prefix that all cache scopes share. `predicted_output` is the expected answer
     length that admission reserves memory for.
 
-    The scheduler's own notes: `promised_blocks` were reserved at admission, the first
-    `num_published` blocks of the table are in the prefix cache, `block_keys` are chained hashes
-    of the leading full blocks, `admissions` counts how often it was admitted.
+    The scheduler's own notes: `start_known` says that `adapter_start` was looked up,
+    `promised_blocks` were reserved at admission, the first `num_published` blocks of the table
+    are in the prefix cache, `block_keys` are chained hashes of the leading full blocks,
+    `admissions` counts how often it was admitted.
     """
 
     request_id: RequestId
@@ -60,6 +61,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     adapter_start: int = 0
+    start_known: bool = False
     shared_tokens: int = 0
     predicted_output: int = 128
     promised_blocks: int = 0
@@ -70,6 +72,10 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
+
+    def adapter_at(self, position: int) -> AdapterRef | None:
+        """What the token at `position` is computed with."""
+        return self.adapter if position >= self.adapter_start else None
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop)."""

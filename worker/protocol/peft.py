@@ -24,8 +24,16 @@ from worker.protocol.peft_content import (
     find_not_finite,
     split_key,
 )
-from worker.protocol.peft_fields import AdapterConfigError, parse_config
-from worker.protocol.peft_modules import HEADS, Shapes, check_module, is_embedding, refuse_tensor
+from worker.protocol.peft_fields import parse_config
+from worker.protocol.peft_modules import (
+    HEADS,
+    Shapes,
+    check_invocation,
+    check_module,
+    is_embedding,
+    refuse_tensor,
+)
+from worker.protocol.peft_options import AdapterConfigError
 from worker.protocol.safetensors_header import (
     SafetensorsError,
     SafetensorsHeader,
@@ -74,14 +82,16 @@ def validate(
 
     `shapes` holds weights by module name (linear ones as out, in) and biases by their own.
 
-    Codes: adapter_too_large, adapter_unknown_tensor, adapter_unsupported_tensor,
-    adapter_incomplete_module, adapter_wrong_dtype, adapter_unmatched_modules,
-    adapter_untargeted_module, adapter_rank_mismatch, adapter_shape_mismatch.
+    Codes: adapter_invalid_config, adapter_too_large, adapter_unknown_tensor,
+    adapter_unsupported_tensor, adapter_incomplete_module, adapter_wrong_dtype,
+    adapter_unmatched_modules, adapter_untargeted_module, adapter_rank_mismatch,
+    adapter_shape_mismatch.
     """
     problems: list[Problem] = []
     if header.size > max_bytes:
         message = f"{header.size} bytes, at most {max_bytes} are allowed"
         problems.append(Problem("adapter_too_large", WEIGHTS_FILE, message))
+    problems += check_invocation(config, shapes)
     for key, tensor in header.tensors.items():
         if split_key(key) is None:
             problems.append(refuse_tensor(key))

@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftConfig:
-    """The fields that decide what an adapter computes, and which modules it may change."""
+    """The fields that decide what an adapter computes, and which modules it may change.
+
+    `invocation`: token ids; an activated LoRA applies from where they last begin in the prompt.
+    """
 
     r: int
     lora_alpha: float
@@ -29,6 +32,7 @@ class PeftConfig:
     bias: str = "none"
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] = ()
+    invocation: tuple[int, ...] = ()
 
     def saves(self, module: str) -> bool:
         """PEFT compares the ends of names, without a dot between."""

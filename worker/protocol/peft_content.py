@@ -93,6 +93,8 @@ def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryvi
     content.update(json.dumps(effects, sort_keys=True).encode())
     if config.trainable_tokens:
         content.update(json.dumps(config.trainable_tokens).encode())
+    if config.invocation:
+        content.update(json.dumps({"invocation": config.invocation}).encode())
     for name, tensor in sorted(header.tensors.items()):
         content.update(json.dumps([name, tensor.dtype, list(tensor.shape)]).encode())
         content.update(view[tensor.start : tensor.stop])

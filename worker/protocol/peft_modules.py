@@ -27,6 +27,15 @@ def is_embedding(module: str) -> bool:
     return name not in HEADS and ("embed" in name or name in {"wte", "wpe"})
 
 
+def check_invocation(config: PeftConfig, shapes: Shapes) -> Iterator[Problem]:
+    """Tokens that the vocabulary lacks never occur: the adapter would never apply."""
+    tables = [shape[0] for name, shape in shapes.items() if len(shape) == 2 and _is_table(name)]
+    largest = max(config.invocation, default=0)
+    if tables and largest >= max(tables):
+        name, message = "alora_invocation_tokens", f"{largest} is no token of the base model"
+        yield Problem("adapter_invalid_config", name, message)
+
+
 def check_module(
     config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes
 ) -> Iterator[Problem]:
@@ -83,6 +92,9 @@ def _check_combination(
 ) -> Iterator[Problem]:
     """Tensors that PEFT writes only under an option, and options that don't go together here."""
     has_lora = bool(parts.keys() & {"A", "embedding_A"})
+    if config.invocation and "embedding_A" in parts:
+        message = "PEFT computes no alora_invocation_tokens with LoRA of embeddings"
+        yield Problem("adapter_unsupported_tensor", module, message)
     if has_lora and config.use_dora and is_embedding(module):
         yield Problem("adapter_unsupported_tensor", module, "DoRA on embeddings is not supported")
     elif has_lora and config.use_dora != ("magnitude" in parts):
