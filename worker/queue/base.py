@@ -137,6 +137,9 @@ class RequestQueue(Protocol):
         request with `stream` set also ends its `TokenStream`.
         """
 
+    async def deliver(self, said: Sequence[tuple[Lease, GenerationEvent]]) -> list[bool]:
+        """`emit` or `finish` each, in order and in one step: whether each was taken."""
+
     async def release(self, lease: Lease) -> bool:
         """Give a request back unfinished (drain): ready again, same attempt, charge refunded.
 

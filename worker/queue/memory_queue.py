@@ -162,6 +162,16 @@ class MemoryQueue:
         self._state.close(record, "finished")
         return True
 
+    async def deliver(self, said: Sequence[tuple[Lease, GenerationEvent]]) -> list[bool]:
+        return [
+            await (
+                self.finish(lease, event)
+                if isinstance(event, TerminalEvent)
+                else self.emit(lease, event)
+            )
+            for lease, event in said
+        ]
+
     def _settle(self, record: Record, event: Finished) -> float:
         item, usage = record.item, event.usage
         length = usage.completion / item.n

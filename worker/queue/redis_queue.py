@@ -130,24 +130,25 @@ class RedisQueue:
         return Renewal(tuple(lost), tuple(cancelled))
 
     async def emit(self, lease: Lease, event: GenerationEvent) -> bool:
-        ask = {**self._lease_ask(lease), "delta": isinstance(event, Delta)}
-        return bool(await self._scripts.run("emit", ask, encode(event)))
+        return (await self.deliver([(lease, event)]))[0]
 
     async def finish(self, lease: Lease, event: TerminalEvent) -> bool:
+        return (await self.deliver([(lease, event)]))[0]
+
+    async def deliver(self, said: Sequence[tuple[Lease, GenerationEvent]]) -> list[bool]:
         ask = {
-            **self._lease_ask(lease),
-            "usage": event.usage if isinstance(event, Finished) else None,
+            "said": [_saying(lease, event) for lease, event in said],
             "output_price": self._settings.output_price,
             "length_smoothing": self._settings.length_smoothing,
             "length_seconds": self._settings.length_seconds,
+            **self._stream_settings(),
         }
-        return bool(await self._scripts.run("finish", ask, encode(event)))
+        reply = await self._scripts.run("deliver", ask, *(encode(event) for _, event in said))
+        return [bool(taken) for taken in reply]
 
     async def release(self, lease: Lease) -> bool:
-        return bool(await self._scripts.run("release", self._lease_ask(lease)))
-
-    def _lease_ask(self, lease: Lease) -> dict[str, object]:
-        return {"id": lease.request.request_id, "token": lease.token, **self._stream_settings()}
+        ask = {"id": lease.request.request_id, "token": lease.token, **self._stream_settings()}
+        return bool(await self._scripts.run("release", ask))
 
     def _stream_settings(self) -> dict[str, object]:
         return {
@@ -217,6 +218,16 @@ class RedisQueue:
         with reaching(self._scripts.address):
             entries = await _answer(self._client.xrevrange(f"{self._prefix}:dead", count=count))
         return [_dead_letter(entry_id, fields) for entry_id, fields in entries]
+
+
+def _saying(lease: Lease, event: GenerationEvent) -> dict[str, object]:
+    kind = "delta" if isinstance(event, Delta) else "told"
+    return {
+        "id": lease.request.request_id,
+        "token": lease.token,
+        "kind": "terminal" if isinstance(event, TerminalEvent) else kind,
+        "usage": event.usage if isinstance(event, Finished) else None,
+    }
 
 
 def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:

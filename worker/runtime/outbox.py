@@ -1,27 +1,26 @@
-"""Answers on their way to the queue: in order for each request, kept until it takes them."""
+"""Answers on their way to the queue: in order, many at once, kept until it takes them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from zlib import crc32
 
 import structlog
 
-from worker.protocol.messages import Cancelled, Failed, Finished, GenerationEvent
+from worker.protocol.messages import GenerationEvent, TerminalEvent
 from worker.queue.base import QueueUnavailable, RequestQueue
 from worker.runtime.backoff import Backoff
 from worker.runtime.held import Held
 
 _log = structlog.get_logger(__name__)
 
-LANES = 4
+MOST_AT_ONCE = 200
 
 Item = tuple[Held, GenerationEvent]
 
 
 class Outbox:
-    """Delivers events; several lanes at once, each request in one of them.
+    """Delivers events. What comes while a call is under way goes together in the next one.
 
     `on_settled(held, kept)` is called once a terminal event was taken, or (kept False) as soon as
     the queue says that the lease is no longer ours: then the rest of its events is dropped. What
@@ -32,51 +31,44 @@ class Outbox:
     def __init__(self, queue: RequestQueue, on_settled: Callable[[Held, bool], None]) -> None:
         self._queue = queue
         self._on_settled = on_settled
-        self._lanes: tuple[asyncio.Queue[Item], ...] = tuple(asyncio.Queue() for _ in range(LANES))
+        self._items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(self, held: Held, event: GenerationEvent) -> None:
-        lane = crc32(held.request_id.encode()) % LANES
-        self._lanes[lane].put_nowait((held, event))
+        self._items.put_nowait((held, event))
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for lane in self._lanes:
-                group.create_task(self._deliver(lane))
+        while True:
+            items = [await self._items.get()]
+            while len(items) < MOST_AT_ONCE and not self._items.empty():
+                items.append(self._items.get_nowait())
+            await self._send(items)
+            for _ in items:
+                self._items.task_done()
 
     async def flush(self, timeout: float) -> bool:
         """Wait until everything put so far was taken or dropped."""
-        waits = [asyncio.create_task(lane.join()) for lane in self._lanes]
-        _, late = await asyncio.wait(waits, timeout=timeout)
-        for task in late:
-            task.cancel()
-        return not late
+        try:
+            await asyncio.wait_for(self._items.join(), timeout)
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def waiting(self) -> int:
-        return sum(lane.qsize() for lane in self._lanes)
+        return self._items.qsize()
 
-    async def _deliver(self, lane: asyncio.Queue[Item]) -> None:
-        while True:
-            held, event = await lane.get()
-            if not held.lost:
-                await self._send(held, event)
-            lane.task_done()
-
-    async def _send(self, held: Held, event: GenerationEvent) -> None:
+    async def _send(self, items: list[Item]) -> None:
         backoff = Backoff()
-        while not held.lost:
+        while items := [item for item in items if not item[0].lost]:
             try:
-                kept = await self._offer(held, event)
+                taken = await self._queue.deliver([(held.lease, event) for held, event in items])
             except QueueUnavailable as error:
                 if backoff.failures == 0:
-                    _log.warning("delivery_delayed", error=str(error), waiting=self.waiting + 1)
+                    waiting = self.waiting + len(items)
+                    _log.warning("delivery_delayed", error=str(error), waiting=waiting)
                 await asyncio.sleep(backoff.next())
                 continue
-            if not kept or isinstance(event, Finished | Failed | Cancelled):
-                self._on_settled(held, kept)
+            for (held, event), kept in zip(items, taken, strict=True):
+                if not held.lost and (not kept or isinstance(event, TerminalEvent)):
+                    self._on_settled(held, kept)
             return
-
-    async def _offer(self, held: Held, event: GenerationEvent) -> bool:
-        if isinstance(event, Finished | Failed | Cancelled):
-            return await self._queue.finish(held.lease, event)
-        return await self._queue.emit(held.lease, event)
