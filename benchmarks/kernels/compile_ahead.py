@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 
 from kernels.kv_write.triton_kernel import kv_write_kernel
 from kernels.lora import triton_kernel as lora
+from kernels.paged_attention import triton_decode as decode
 from kernels.paged_attention import triton_kernel as attention
 
 TARGETS = {
@@ -37,6 +38,10 @@ TYPES = {
     "slots": "*i64",
     "tiles": "*i32",
     "tile_rows": "*i32",
+    "tile_lanes": "*i32",
+    "merged_rows": "*i32",
+    "partial_out": "*fp32",
+    "partial_weights": "*fp32",
     "hidden": "*fp32",
     "scales": "*fp32",
     "scale": "fp32",
@@ -48,14 +53,14 @@ TENSORS = {"query", "keys", "values", "sinks", "out", "key", "value", "x", "y", 
 def kernels() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
     """(name, kernel, constants, warps)"""
     for dim in (64, 128, 256):
-        constants = attention.constants_of(12, (1, 4, 16, dim), dim)
-        options = {"HAS_WINDOW": True, "HAS_SOFTCAP": True, "HAS_SINKS": True}
-        yield (
-            f"attention {dim}",
-            attention.attention_kernel,
-            {**constants, **options},
-            attention.WARPS,
-        )
+        sizes = attention.sizes_of(12, (1, 4, 16, dim), dim)
+        options = {"HAS_WINDOW": True, "HAS_SOFTCAP": True}
+        prefill = {**attention.prefill_constants(sizes), **options, "HAS_SINKS": True}
+        yield f"attention {dim}", attention.attention_kernel, prefill, attention.WARPS
+        splits = {**decode.decode_constants(sizes), **options}
+        yield f"decode splits {dim}", decode.split_kernel, splits, decode.warps_of(splits)
+        merge = {"HEADS": 12, "VALUE_DIM": dim, "BLOCK_VALUE": dim, "HAS_SINKS": True}
+        yield f"decode merge {dim}", decode.merge_kernel, merge, 1
     sizes = {"KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_KEY": 128, "BLOCK_VALUE": 128}
     yield "kv_write", kv_write_kernel, {**sizes, "KV_HEADS": 4, "BLOCK_SIZE": 16}, 1
     yield "lora shrink", lora.shrink_kernel, lora.shrink_constants(4096), 2

@@ -1,4 +1,4 @@
-"""Chunks of prompts and decodes in one Triton launch.
+"""Chunks of prompts in one Triton launch; decoding rows as `triton_decode` has them.
 
 A tile is up to BLOCK_M rows: neighbouring queries of one sequence times the heads that share a
 key. It walks its keys in blocks whose borders are multiples of BLOCK_N positions; a block that a
@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention import AttentionPlan
-from kernels.triton_dot import dot
+from kernels.paged_attention.triton_decode import decode, decode_constants
+from kernels.paged_attention.triton_tile import attend
 
 ROWS = 32  # BLOCK_M, unless more heads than this share a key
 KEYS = 32  # BLOCK_N
@@ -83,36 +84,12 @@ def attention_kernel(
     if HAS_WINDOW:
         earliest = tl.maximum(first_position - window + 1, 0)
     for start in range(earliest // BLOCK_N * BLOCK_N, end, BLOCK_N):
-        at = start + tl.arange(0, BLOCK_N)
-        written = (at >= earliest) & (at < end)
-        block = tl.load(table + at // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
-        slots = (block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE
-        k = tl.load(
-            keys + slots[None, :] * KEY_DIM + key_dims[:, None],
-            mask=written[None, :] & (key_dims[:, None] < KEY_DIM),
-            other=0.0,
-        )
-        scores = dot(q, k) * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
-        visible = written[None, :] & (at[None, :] <= positions[:, None])
-        if HAS_WINDOW:
-            visible = visible & (at[None, :] > positions[:, None] - window)
-        scores = tl.where(visible, scores, float("-inf"))
-        raised = tl.maximum(highest, tl.max(scores, 1))
-        finite = tl.where(raised == float("-inf"), 0.0, raised)
-        weights = tl.exp(scores - finite[:, None])
-        shrink = tl.exp(highest - finite)
-        v = tl.load(
-            values + slots[:, None] * VALUE_DIM + value_dims[None, :],
-            mask=written[:, None] & (value_dims[None, :] < VALUE_DIM),
-            other=0.0,
-        )
-        total = total * shrink + tl.sum(weights, 1)
-        update = dot(weights.to(v.dtype), v)
-        sums = sums * shrink[:, None] + update
-        highest = raised
-
+        highest, total, sums = attend(
+            q, keys, values, table, positions, start, earliest, end, kv_head,
+            highest, total, sums, scale, softcap, window,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_KEY, BLOCK_VALUE,
+            HAS_WINDOW, HAS_SOFTCAP,
+        )  # fmt: skip
     tl.store(
         out + ((rows * KV_HEADS * GROUP + heads) * VALUE_DIM)[:, None] + value_dims,
         (sums / total[:, None]).to(out.dtype.element_ty),
@@ -138,13 +115,21 @@ def paged_attention(
         return out
     if query.stride(2) != 1:
         query = query.contiguous()
-    constants = constants_of(heads, key_cache.shape, value_cache.shape[3])
+    sinks = None if sinks is None else sinks.contiguous()
+    sizes = sizes_of(heads, key_cache.shape, value_cache.shape[3])
+    decode(
+        query, key_cache, value_cache, out, plan, decode_constants(sizes),
+        scale=scale, window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    constants = prefill_constants(sizes)
     tiles = _tiles(plan, constants["BLOCK_M"] // constants["GROUP"])
+    if not len(tiles):
+        return out
     attention_kernel[(len(tiles), key_cache.shape[1])](
         query,
         key_cache,
         value_cache,
-        query if sinks is None else sinks.contiguous(),
+        query if sinks is None else sinks,
         out,
         plan.block_tables,
         tiles,
@@ -163,7 +148,7 @@ def paged_attention(
     return out
 
 
-def constants_of(heads: int, key_shape: tuple[int, ...], value_dim: int) -> dict[str, int]:
+def sizes_of(heads: int, key_shape: tuple[int, ...], value_dim: int) -> dict[str, int]:
     """Compile-time sizes: functions of the model alone, so that no batch changes a row's path."""
     _, kv_heads, block_size, key_dim = key_shape
     group = heads // kv_heads
@@ -173,21 +158,27 @@ def constants_of(heads: int, key_shape: tuple[int, ...], value_dim: int) -> dict
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
         "BLOCK_SIZE": block_size,
-        "BLOCK_M": max(ROWS, triton.next_power_of_2(group)),
         "BLOCK_N": KEYS,
         "BLOCK_KEY": max(16, triton.next_power_of_2(key_dim)),
         "BLOCK_VALUE": max(16, triton.next_power_of_2(value_dim)),
     }
 
 
+def prefill_constants(sizes: dict[str, int]) -> dict[str, int]:
+    """From the sizes of a model's heads."""
+    return {**sizes, "BLOCK_M": max(ROWS, triton.next_power_of_2(sizes["GROUP"]))}
+
+
 def _tiles(plan: AttentionPlan, queries: int) -> Tensor:
-    """int32 [tiles, 4]: the step's real tiles of at most `queries` queries."""
+    """int32 [tiles, 4]: tiles of at most `queries` queries, of sequences that have several."""
     key = ("triton", queries)
     if key not in plan.derived:
         tiles = [
             (index, plan.starts[index] + first, min(queries, count - first), length - count + first)
             for index, (count, length) in enumerate(zip(plan.query_lens, plan.kv_lens, strict=True))
+            if count > 1
             for first in range(0, count, queries)
         ]
-        plan.derived[key] = torch.tensor(tiles, dtype=torch.int32, device=plan.slots.device)
+        flat = torch.tensor(tiles, dtype=torch.int32, device=plan.slots.device)
+        plan.derived[key] = flat.view(-1, 4)
     return cast(Tensor, plan.derived[key])
