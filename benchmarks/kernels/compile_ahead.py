@@ -26,6 +26,7 @@ from kernels.kv_write.triton_kernel import kv_write_kernel
 from kernels.lora import triton_kernel as lora
 from kernels.paged_attention import triton_decode as decode
 from kernels.paged_attention import triton_kernel as attention
+from kernels.sample import triton_kernel as sample
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -44,6 +45,13 @@ TYPES = {
     "partial_weights": "*fp32",
     "hidden": "*fp32",
     "scales": "*fp32",
+    "logits": "*fp32",
+    "temperatures": "*fp32",
+    "top_ks": "*i64",
+    "top_ps": "*fp64",
+    "min_ps": "*fp32",
+    "uniforms": "*fp64",
+    "chosen": "*i64",
     "scale": "fp32",
     "softcap": "fp32",
 }
@@ -63,6 +71,8 @@ def kernels() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         yield f"decode merge {dim}", decode.merge_kernel, merge, 1
     sizes = {"KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_KEY": 128, "BLOCK_VALUE": 128}
     yield "kv_write", kv_write_kernel, {**sizes, "KV_HEADS": 4, "BLOCK_SIZE": 16}, 1
+    vocabulary = {"VOCABULARY": 128_256, "BLOCK": sample.BLOCK}
+    yield "sample", sample.sample_kernel, vocabulary, sample.WARPS
     yield "lora shrink", lora.shrink_kernel, lora.shrink_constants(4096), 2
     yield "lora expand", lora.expand_kernel, lora.expand_constants(4096, 14336), 4
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels import backend
 from kernels.errors import KernelArgumentError, check_shape
 
 
@@ -53,6 +54,10 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
         raise KernelArgumentError("logits", f"{logits.dtype}, expected float32")
     for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms"):
         check_shape(f"plan.{name}", getattr(plan, name), logits.shape[0])
+    if backend.uses_triton(logits):
+        from kernels.sample import triton_kernel
+
+        return triton_kernel.sample(logits, plan)
     from kernels.sample import reference
 
     return reference.sample(logits, plan)
