@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Rows
 
 import torch
 from torch import Tensor
 
+from kernels.penalise import PenaltyPlan, penalise
 from kernels.sample import SamplingPlan, sample
 from worker.engine.batch import SampledToken
 from worker.engine.random_numbers import uniform
 from worker.engine.sequence import Sequence
+from worker.engine.token_counts import TokenCounts
 from worker.protocol.types import SamplingParams, TokenLogprob
 
 
@@ -77,8 +78,7 @@ def _adjust(logits: Tensor, sequences: Rows[Sequence], errors: Rows[str | None])
     if not rows:
         return logits
     adjusted = logits.clone()
-    for row, sequence in rows:
-        _adjust_row(adjusted[row], sequence)
+    penalise(adjusted, _penalties(rows, logits.device))
     return adjusted
 
 
@@ -91,23 +91,46 @@ def _adjusts(sampling: SamplingParams) -> bool:
     )
 
 
-def _adjust_row(logits: Tensor, sequence: Sequence) -> None:
-    """Bias and penalise float32 [vocabulary] in place."""
-    sampling, device = sequence.sampling, logits.device
-    if sampling.logit_bias:
-        tokens, biases = zip(*sampling.logit_bias, strict=True)
-        logits.index_add_(
-            0, torch.tensor(tokens, device=device), torch.tensor(biases, device=device).float()
-        )
-    if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*sequence.prompt_ids, *sequence.output_ids}), device=device)
-        scores, penalty = logits[seen], sampling.repetition_penalty
-        logits[seen] = torch.where(scores < 0, scores * penalty, scores / penalty)
-    if sequence.output_ids and (sampling.presence_penalty or sampling.frequency_penalty):
-        counts = Counter(sequence.output_ids)
-        times = torch.tensor(list(counts.values()), device=device)
-        penalties = sampling.presence_penalty + sampling.frequency_penalty * times
-        logits[torch.tensor(list(counts), device=device)] -= penalties
+def _penalties(rows: Rows[tuple[int, Sequence]], device: torch.device) -> PenaltyPlan:
+    biased = [(row, *entry) for row, seq in rows for entry in seq.sampling.logit_bias]
+    counted = [(row, sequence, _counts(sequence)) for row, sequence in rows]
+    lengths = torch.tensor([len(counts.tokens) for _, _, counts in counted])
+    strengths = torch.tensor(
+        [
+            (
+                s.sampling.repetition_penalty,
+                s.sampling.frequency_penalty,
+                s.sampling.presence_penalty,
+            )
+            for _, s, _ in counted
+        ]
+    )
+    seen_rows = torch.tensor([row for row, _, _ in counted]).repeat_interleave(lengths)
+    tokens = torch.tensor([token for _, _, counts in counted for token in counts.tokens])
+    times = torch.tensor([float(n) for _, _, counts in counted for n in counts.times])
+    repetition, frequency, presence = strengths.repeat_interleave(lengths, 0).to(device).unbind(1)
+    return PenaltyPlan(
+        bias_rows=torch.tensor([row for row, _, _ in biased], dtype=torch.int64, device=device),
+        bias_tokens=torch.tensor([t for _, t, _ in biased], dtype=torch.int64, device=device),
+        biases=torch.tensor([bias for _, _, bias in biased], dtype=torch.float32, device=device),
+        seen_rows=seen_rows.to(device),
+        seen_tokens=tokens.to(device, torch.int64),
+        times=times.to(device),
+        repetition=repetition,
+        frequency=frequency,
+        presence=presence,
+    )
+
+
+def _counts(sequence: Sequence) -> TokenCounts:
+    """Only the repetition penalty looks at the prompt."""
+    sampling = sequence.sampling
+    if sequence.token_counts is None:
+        repeats = sampling.repetition_penalty != 1
+        sequence.token_counts = TokenCounts(sequence.prompt_ids if repeats else ())
+    if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
+        sequence.token_counts.update(sequence.output_ids)
+    return sequence.token_counts
 
 
 def _plan(sequences: Rows[Sequence], device: torch.device) -> SamplingPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from worker.engine.token_counts import TokenCounts
 from worker.protocol.types import (
     AdapterRef,
     FinishReason,
@@ -42,7 +43,8 @@ class Sequence:
     The scheduler's own notes: `start_known` says that `adapter_start` was looked up,
     `promised_blocks` were reserved at admission, the first `num_published` blocks of the table
     are in the prefix cache, `block_keys` are chained hashes of the leading full blocks,
-    `admissions` counts how often it was admitted.
+    `admissions` counts how often it was admitted. `token_counts` is the sampler's, for sequences
+    with penalties.
     """
 
     request_id: RequestId
@@ -68,6 +70,7 @@ class Sequence:
     num_published: int = 0
     block_keys: list[int] = field(default_factory=list)
     admissions: int = 0
+    token_counts: TokenCounts | None = None
 
     @property
     def num_tokens(self) -> int:
