@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.jobs.dispatch import CANCELLED
+from gateway.jobs.locking import Standing
 from gateway.jobs.responses import attempts_exhausted, failure
 from gateway.jobs.settlement import Settlement
 from gateway.jobs.states import OUT
-from gateway.models import Request
 from worker.protocol.messages import (
     Cancelled,
     Failed,
@@ -52,7 +52,7 @@ class End:
 Decision = Ignore | Begin | Answer | Requeue | End
 
 
-def decide(row: Request, event: GenerationEvent, max_attempts: int) -> Decision:
+def decide(row: Standing, event: GenerationEvent, max_attempts: int) -> Decision:
     if event.attempt != row.attempt or row.state not in OUT:
         return Ignore()
     match event:
@@ -70,7 +70,7 @@ def decide(row: Request, event: GenerationEvent, max_attempts: int) -> Decision:
             return Ignore()
 
 
-def _after_failure(row: Request, event: Failed, max_attempts: int) -> Decision:
+def _after_failure(row: Standing, event: Failed, max_attempts: int) -> Decision:
     if row.cancel_requested_at is not None:
         return End(CANCELLED)
     if event.retryable and row.attempt - row.crashes < max_attempts:
@@ -78,7 +78,7 @@ def _after_failure(row: Request, event: Failed, max_attempts: int) -> Decision:
     return _failed(*failure(event.code, event.message))
 
 
-def _after_crash(row: Request, event: LeaseLost, max_attempts: int) -> Decision:
+def _after_crash(row: Standing, event: LeaseLost, max_attempts: int) -> Decision:
     if row.cancel_requested_at is not None:
         return End(CANCELLED)
     alone = row.crashes_alone + int(event.alone)

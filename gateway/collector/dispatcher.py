@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from gateway.collector.backlog import Share, next_queued, outstanding, waiting
+from gateway.collector.backlog import Queued, Share, next_queued, outstanding, waiting
 from gateway.errors import BadRequest
 from gateway.jobs.bodies import JsonBody, input_keys, load_bodies
 from gateway.jobs.dispatch import Prepared, dispatch
 from gateway.jobs.generation import parse_generation
-from gateway.jobs.settlement import Settlement, lock, settle
+from gateway.jobs.locking import lock
+from gateway.jobs.settlement import Settlement, settle
 from gateway.kit.context import Context
 from gateway.kit.prompts import Prompts
-from gateway.models import Request
 
 CHUNK = 200
 
@@ -55,7 +55,7 @@ class Dispatcher:
         return len(rows), await dispatch(self._context, self._model, prepared)
 
     def _prepare(
-        self, rows: Sequence[Request], bodies: Mapping[str, JsonBody]
+        self, rows: Sequence[Queued], bodies: Mapping[str, JsonBody]
     ) -> tuple[list[Prepared], dict[str, Settlement]]:
         prepared, refused = [], {}
         for row in rows:
@@ -64,7 +64,8 @@ class Dispatcher:
             except BadRequest as error:
                 refused[row.id] = Settlement("failed", error.status, error.body())
                 continue
-            prepared.append(Prepared(row.id, generation.prompt_ids, generation.sampling))
+            ids, sampling = generation.prompt_ids, generation.sampling
+            prepared.append(Prepared(row.id, ids, sampling, generation.stream))
         return prepared, refused
 
     async def _refuse(self, refused: Mapping[str, Settlement]) -> None:

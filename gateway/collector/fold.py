@@ -15,14 +15,16 @@ import structlog
 from sqlalchemy import select
 
 from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
+from gateway.jobs.locking import Locked, Standing, lock
 from gateway.jobs.responses import answered, not_recorded, response_body
-from gateway.jobs.settlement import Locked, Settlement, lock, settle
+from gateway.jobs.settlement import Settlement, settle
 from gateway.jobs.states import OUT, TERMINAL
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.kit.endurance import OUTAGES
 from gateway.kit.prompts import Prompts
+from gateway.kit.sql import update_rows
 from gateway.kit.task_names import FINALIZE
 from gateway.kit.tasks import Tasks
 from gateway.models import Request
@@ -46,7 +48,10 @@ class Folded:
 
 @dataclass(slots=True)
 class _Effects:
+    """What events do to locked rows: those that end, and those that change otherwise."""
+
     settlements: dict[str, Settlement] = field(default_factory=dict)
+    moved: dict[str, Standing] = field(default_factory=dict)
     freed: bool = False
 
 
@@ -116,6 +121,7 @@ class Fold:
             locked = await lock(session, [event.request_id for event in events])
             effects = self._apply(locked, events)
             ready = await settle(session, locked, effects.settlements)
+            await _move(session, effects)
             cancelling = await _idle_cancelling(session, locked, effects)
         ended = {
             event.request_id
@@ -135,6 +141,7 @@ class Fold:
             match decide(row, event, self._context.settings.max_attempts):
                 case Begin():
                     row.state, row.started_at = "running", now_ms()
+                    effects.moved[row.id] = row
                 case Answer(finished):
                     effects.settlements[row.id] = Settlement(
                         "completed",
@@ -142,18 +149,28 @@ class Fold:
                         response_body(answered(row), finished, self._prompts),
                         usage=finished.usage,
                     )
-                    effects.freed = True
                 case Requeue(crashed, alone):
                     row.state = "queued"
                     row.crashes += int(crashed)
                     row.crashes_alone += int(alone)
+                    effects.moved[row.id] = row
                     effects.freed = True
                 case End(settlement):
                     effects.settlements[row.id] = settlement
-                    effects.freed = True
                 case _:
                     pass
+        effects.freed = effects.freed or bool(effects.settlements)
         return effects
+
+
+async def _move(session: WriteSession, effects: _Effects) -> None:
+    names = ("id", "state", "started_at", "crashes", "crashes_alone")
+    moved = [
+        {name: getattr(row, name) for name in names}
+        for row in effects.moved.values()
+        if row.id not in effects.settlements
+    ]
+    await update_rows(session, Request, moved)
 
 
 def _joined(parts: Sequence[Folded]) -> Folded:

@@ -14,9 +14,10 @@ from typing import cast
 
 import msgspec
 
+from gateway.jobs.locking import lock
 from gateway.jobs.marking import Dispatched, mark_dispatched
 from gateway.jobs.ordering import queue_order
-from gateway.jobs.settlement import Settlement, lock, settle
+from gateway.jobs.settlement import Settlement, settle
 from gateway.kit.context import Context
 from worker.protocol.messages import GenerateRequest, Isolation
 from worker.protocol.types import RequestClass, RequestId, SamplingParams, TenantId
@@ -29,6 +30,7 @@ class Prepared:
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    stream: bool = False
 
 
 async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -> int:
@@ -39,7 +41,9 @@ async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -
     async with context.database.write() as session:
         marked = await mark_dispatched(session, [each.request_id for each in prepared], epoch)
     messages = [
-        _message(marked[each.request_id], each) for each in prepared if each.request_id in marked
+        _message(marked[each.request_id], each, epoch)
+        for each in prepared
+        if each.request_id in marked
     ]
     if not messages:
         return 0
@@ -59,12 +63,12 @@ def isolation_after(crashes: int) -> Isolation:
     return "none" if crashes == 0 else "few" if crashes == 1 else "alone"
 
 
-def _message(dispatched: Dispatched, prepared: Prepared) -> GenerateRequest:
-    row = dispatched.request
+def _message(dispatched: Dispatched, prepared: Prepared, epoch: str) -> GenerateRequest:
+    row = dispatched.row
     return GenerateRequest(
         request_id=RequestId(row.id),
         attempt=row.attempt,
-        epoch=row.epoch or "",
+        epoch=epoch,
         tenant=TenantId(row.tenant_id),
         model=row.base_model,
         prompt_ids=prepared.prompt_ids,
@@ -78,7 +82,7 @@ def _message(dispatched: Dispatched, prepared: Prepared) -> GenerateRequest:
         weight=dispatched.weight,
         order=queue_order(row.sort_key),
         isolation=isolation_after(row.crashes),
-        stream=row.kind == "call" and bool((row.body or {}).get("stream")),
+        stream=prepared.stream,
     )
 
 

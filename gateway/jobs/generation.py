@@ -53,6 +53,7 @@ class Generation:
     sampling: SamplingParams
     max_tokens: int | None
     prefix: str
+    stream: bool = False
 
 
 def text_length(body: Body) -> int:
@@ -71,15 +72,15 @@ def new_seed() -> int:
 def parse_generation(endpoint: str, body: Body, prompts: Prompts, seed: int | None) -> Generation:
     """`seed` overrides the body's: pinned at submission. Raises BadRequest."""
     parameters.refuse_unsupported(body, _HONOURED[endpoint])
-    parameters.boolean(body, "stream")
+    stream = parameters.boolean(body, "stream")
     max_tokens = _max_tokens(body)
     sampling = _sampling(endpoint, body, prompts, max_tokens, seed)
     if endpoint == CHAT:
         messages = parse_messages(body.get("messages"))
-        return Generation(
-            _chat_ids(messages, prompts), sampling, max_tokens, system_prompt(messages)
-        )
-    return Generation(_prompt_ids(body.get("prompt"), prompts), sampling, max_tokens, "")
+        ids = _chat_ids(messages, prompts)
+        return Generation(ids, sampling, max_tokens, system_prompt(messages), stream)
+    ids = _prompt_ids(body.get("prompt"), prompts)
+    return Generation(ids, sampling, max_tokens, "", stream)
 
 
 def fit(

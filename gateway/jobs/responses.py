@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.jobs.generation import CHAT
+from gateway.jobs.locking import Standing
 from gateway.kit.prompts import Prompts
 from gateway.models import Request
 from worker.protocol.messages import FailureCode, Finished
@@ -47,7 +48,7 @@ class Answered:
         return f"{kind}-{self.request_id.partition('_')[2]}"
 
 
-def answered(row: Request) -> Answered:
+def answered(row: Request | Standing) -> Answered:
     return Answered(
         request_id=row.id,
         endpoint=row.endpoint,

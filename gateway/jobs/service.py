@@ -12,10 +12,11 @@ from gateway.auth.principal import Principal
 from gateway.auth.scope import TenantScope
 from gateway.errors import BadRequest, Conflict, NotFound, TooManyRequests
 from gateway.jobs.dispatch import CANCELLED, dispatch
+from gateway.jobs.locking import lock
 from gateway.jobs.parameters import wrong_value
 from gateway.jobs.repository import JobRepository, overdue
 from gateway.jobs.schemas import CreateJob
-from gateway.jobs.settlement import Settlement, lock, settle
+from gateway.jobs.settlement import Settlement, settle
 from gateway.jobs.states import TERMINAL
 from gateway.jobs.storable import refuse_nul
 from gateway.jobs.submission import (

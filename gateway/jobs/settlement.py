@@ -1,25 +1,24 @@
 """Ends requests: state, result, usage and batch counts in one transaction, exactly once.
 
-Every writer locks batches first, then requests, each in the order of their ids. The first
-terminal state wins; what comes later changes nothing and bills nothing.
+The first terminal state wins; what comes later changes nothing and bills nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import select
-from sqlalchemy.orm import defer
 
 from gateway.billing.service import amount_nano
+from gateway.jobs.locking import Locked, Standing
 from gateway.jobs.states import TERMINAL, TerminalState
 from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
-from gateway.kit.sql import insert_new
+from gateway.kit.sql import insert_new, update_rows
 from gateway.models import Batch, Price, Request, Result, UsageRecord
 from worker.protocol.types import RequestClass, TokenUsage
 
@@ -35,34 +34,6 @@ class Settlement:
     usage: TokenUsage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
-    """Rows that nobody else changes until the transaction ends."""
-
-    requests: Mapping[str, Request]
-    batches: Mapping[str, Batch]
-
-
-async def lock(session: WriteSession, request_ids: Iterable[str]) -> Locked:
-    ids = sorted(set(request_ids))
-    of_batches = select(Request.batch_id).where(Request.id.in_(ids), Request.batch_id.is_not(None))
-    batches = await session.scalars(
-        select(Batch)
-        .where(Batch.id.in_(of_batches.distinct()))
-        .order_by(Batch.id)
-        .with_for_update(key_share=True)
-    )
-    batches_by_id = {batch.id: batch for batch in batches}
-    requests = await session.scalars(
-        select(Request)
-        .where(Request.id.in_(ids))
-        .options(defer(Request.body))
-        .order_by(Request.id)
-        .with_for_update(key_share=True)
-    )
-    return Locked({request.id: request for request in requests}, batches_by_id)
-
-
 async def settle(
     session: WriteSession, locked: Locked, settlements: Mapping[str, Settlement]
 ) -> list[str]:
@@ -73,16 +44,17 @@ async def settle(
         if locked.requests[request_id].state not in TERMINAL
     ]
     now = now_ms()
-    settled = await _insert_results(
-        session, {request_id: settlements[request_id] for request_id in open_ids}, now
-    )
-    for request_id in settled:
-        locked.requests[request_id].state = settlements[request_id].state
-        locked.requests[request_id].finished_at = now
-    await _insert_usage(
-        session, locked, {request_id: settlements[request_id] for request_id in settled}, now
-    )
-    return _count(locked, {request_id: settlements[request_id] for request_id in settled}, now)
+    new = await _insert_results(session, {each: settlements[each] for each in open_ids}, now)
+    settled = {request_id: settlements[request_id] for request_id in new}
+    for request_id, settlement in settled.items():
+        locked.requests[request_id].state = settlement.state
+    ended = [
+        {"id": request_id, "state": each.state, "finished_at": now}
+        for request_id, each in settled.items()
+    ]
+    await update_rows(session, Request, ended)
+    await _insert_usage(session, locked, settled, now)
+    return _count(locked, settled, now)
 
 
 async def _insert_results(
@@ -107,6 +79,8 @@ async def _insert_usage(
     used = {
         request_id: each.usage for request_id, each in settlements.items() if each.usage is not None
     }
+    if not used:
+        return
     price_ids = sorted({locked.requests[request_id].price_id for request_id in used})
     prices = await session.scalars(select(Price).where(Price.id.in_(price_ids)))
     by_id = {price.id: price for price in prices}
@@ -119,7 +93,7 @@ async def _insert_usage(
     await insert_new(session, UsageRecord, rows)
 
 
-def _usage_row(request: Request, usage: TokenUsage, price: Price, now: int) -> dict[str, Any]:
+def _usage_row(request: Standing, usage: TokenUsage, price: Price, now: int) -> dict[str, Any]:
     return {
         "id": new_id("usage"),
         "request_id": request.id,
@@ -161,7 +135,7 @@ def _count(locked: Locked, settlements: Mapping[str, Settlement], now: int) -> l
     return done
 
 
-def _count_one(batch: Batch, request: Request, settlement: Settlement) -> None:
+def _count_one(batch: Batch, request: Standing, settlement: Settlement) -> None:
     setattr(batch, settlement.state, getattr(batch, settlement.state) + 1)
     batch.enqueued_tokens -= request.prompt_tokens
     if usage := settlement.usage:

@@ -65,7 +65,8 @@ class Plan:
         return len(self.generation.prompt_ids) + answers
 
     def prepared(self, request_id: str) -> Prepared:
-        return Prepared(request_id, self.generation.prompt_ids, self.generation.sampling)
+        generation = self.generation
+        return Prepared(request_id, generation.prompt_ids, generation.sampling, generation.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from gateway.collector.fold import Fold
 from gateway.collector.run import Collector, Pace
 from gateway.collector.upkeep import record_announcements, requeue_unknown
-from gateway.jobs.settlement import Locked, lock
+from gateway.jobs.locking import Locked, lock
 from gateway.models import BaseModel, Request, Result, UsageRecord
 from worker.protocol.messages import Finished, LeaseLost, Started
 from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
