@@ -9,6 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway import ops
+from gateway.adapters import admin_endpoints as shared_adapters
 from gateway.adapters import endpoints as adapters
 from gateway.adapters import models_endpoints as models
 from gateway.adapters.base_models import register_configured_model
@@ -35,6 +36,7 @@ ROUTERS = (
     chat.router,
     models.router,
     adapters.router,
+    shared_adapters.router,
     usage.router,
     tenants.router,
     billing.router,

@@ -21,12 +21,12 @@ from gateway.auth.dependencies import CurrentPrincipal
 from gateway.auth.idempotency import CurrentIdempotency
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
-from gateway.kit.task_names import INGEST
+from gateway.kit.task_names import INGEST, WITHDRAW
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 Paging = Annotated[PageRequest, Depends(paging(20, 100))]
 
-_FORM = {
+FORM = {
     "requestBody": {
         "required": True,
         "content": {
@@ -51,7 +51,7 @@ _FORM = {
 }
 
 
-@router.post("", status_code=201, response_model=UploadedAdapter, openapi_extra=_FORM)
+@router.post("", status_code=201, response_model=UploadedAdapter, openapi_extra=FORM)
 async def upload_adapter(
     request: Request,
     context: AppContext,
@@ -139,8 +139,10 @@ async def rollback(adapter: str, context: AppContext, principal: CurrentPrincipa
 
 @router.delete("/{adapter:path}")
 async def delete_adapter(
-    adapter: str, context: AppContext, principal: CurrentPrincipal
+    adapter: str, context: AppContext, tasks: AppTasks, principal: CurrentPrincipal
 ) -> AdapterDeleted:
+    """Its name is free again. Requests that run end; those that still wait fail with 404."""
     async with context.database.write() as session:
         row = await lifecycle.delete_adapter(session, principal.scope, adapter)
+    await tasks.send(WITHDRAW, row.id)
     return AdapterDeleted(id=row.id)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from gateway.adapters.repository import AdapterRepository, BaseModelRepository
 from gateway.adapters.upload import AdapterUpload
-from gateway.auth.scope import TenantScope
+from gateway.auth.scope import SharedScope, TenantScope
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.models import Adapter, AdapterRevision, BaseModel
 
+Owner = TenantScope | SharedScope
+
 
 async def add_revision(
-    session: WriteSession, scope: TenantScope, upload: AdapterUpload
+    session: WriteSession, scope: Owner, upload: AdapterUpload
 ) -> tuple[Adapter, AdapterRevision]:
     """A new revision, and the adapter if its name is new. Raises BadRequest, Conflict."""
     base = await _base_model(session, upload.fields.get("base_model"))
@@ -21,6 +23,13 @@ async def add_revision(
             f"'{upload.name}' is the name of a base model.", code="name_taken", param="name"
         )
     repository = AdapterRepository(session, scope)
+    await repository.lock_tenant()
+    if await repository.granted(upload.name) is not None:
+        raise Conflict(
+            f"'{upload.name}' is the name of a shared adapter that you may use.",
+            code="name_taken",
+            param="name",
+        )
     adapter = await repository.named_or_new(upload.name, base.name)
     if adapter.base_model != base.name and "base_model" in upload.fields:
         raise Conflict(
@@ -44,7 +53,7 @@ async def add_revision(
 
 
 async def get_adapter(
-    session: ReadSession | WriteSession, scope: TenantScope, id_or_name: str, lock: bool = False
+    session: ReadSession | WriteSession, scope: Owner, id_or_name: str, lock: bool = False
 ) -> Adapter:
     """Raises NotFound."""
     adapter = await AdapterRepository(session, scope).get(id_or_name, lock)
@@ -54,7 +63,7 @@ async def get_adapter(
 
 
 async def get_revision(
-    session: ReadSession | WriteSession, scope: TenantScope, adapter: Adapter, number_or_id: str
+    session: ReadSession | WriteSession, scope: Owner, adapter: Adapter, number_or_id: str
 ) -> AdapterRevision:
     """Raises NotFound."""
     found = await AdapterRepository(session, scope).revision(adapter.id, number_or_id)
@@ -65,9 +74,7 @@ async def get_revision(
     return found
 
 
-async def promote(
-    session: WriteSession, scope: TenantScope, id_or_name: str, revision: str
-) -> Adapter:
+async def promote(session: WriteSession, scope: Owner, id_or_name: str, revision: str) -> Adapter:
     """The bare name answers with `revision` from now on; what is submitted keeps its own.
 
     Raises NotFound, Conflict when the revision isn't ready.
@@ -83,7 +90,7 @@ async def promote(
     return adapter
 
 
-async def roll_back(session: WriteSession, scope: TenantScope, id_or_name: str) -> Adapter:
+async def roll_back(session: WriteSession, scope: Owner, id_or_name: str) -> Adapter:
     """Promote the newest ready revision before the promoted one. Raises NotFound, Conflict."""
     adapter = await get_adapter(session, scope, id_or_name, lock=True)
     repository = AdapterRepository(session, scope)
@@ -95,8 +102,9 @@ async def roll_back(session: WriteSession, scope: TenantScope, id_or_name: str) 
     return adapter
 
 
-async def delete_adapter(session: WriteSession, scope: TenantScope, id_or_name: str) -> Adapter:
-    """Its name is free again; requests already submitted still run. Raises NotFound."""
+async def delete_adapter(session: WriteSession, scope: Owner, id_or_name: str) -> Adapter:
+    """Its name is free again. What runs ends as it would have; what still waits fails, see
+    `gateway.jobs.withdrawal`. Raises NotFound."""
     adapter = await get_adapter(session, scope, id_or_name, lock=True)
     adapter.deleted_at = now_ms()
     return adapter

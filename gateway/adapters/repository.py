@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, delete, func, select
 
-from gateway.auth.scope import TenantScope
+from gateway.auth.scope import SharedScope, TenantScope
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.kit.sql import insert_ignoring
-from gateway.models import Adapter, AdapterRevision, BaseModel
+from gateway.models import Adapter, AdapterGrant, AdapterRevision, BaseModel, Tenant
 
 Session = ReadSession | WriteSession
 
@@ -32,9 +32,9 @@ class BaseModelRepository:
 
 
 class AdapterRepository:
-    """One tenant's adapters and their revisions."""
+    """One tenant's adapters and their revisions, or the shared ones."""
 
-    def __init__(self, session: Session, scope: TenantScope) -> None:
+    def __init__(self, session: Session, scope: TenantScope | SharedScope) -> None:
         self._session = session
         self._scope = scope
 
@@ -47,6 +47,23 @@ class AdapterRepository:
     async def named(self, name: str) -> Adapter | None:
         rows = self._adapters().where(Adapter.name == name, Adapter.deleted_at.is_(None))
         return await self._session.scalar(rows)
+
+    async def lock_tenant(self) -> None:
+        """Serialises decisions about which names the tenant has."""
+        row = select(Tenant.id).where(Tenant.id == self._scope.tenant_id)
+        await self._session.execute(row.with_for_update(key_share=True))
+
+    async def granted(self, name: str) -> Adapter | None:
+        """The shared adapter of that name, if the tenant may use it."""
+        rows = self._shared().where(Adapter.name == name, Adapter.deleted_at.is_(None))
+        return await self._session.scalar(rows)
+
+    def _shared(self) -> Select[Adapter]:
+        return (
+            select(Adapter)
+            .join(AdapterGrant, AdapterGrant.adapter_id == Adapter.id)
+            .where(AdapterGrant.tenant_id == self._scope.tenant_id)
+        )
 
     async def named_or_new(self, name: str, base_model: str) -> Adapter:
         """Locked. Two uploads of a new name at once make one adapter."""
@@ -73,14 +90,18 @@ class AdapterRepository:
         return await fetch_page(self._session, Adapter, living, page, cursors=rows)
 
     async def promoted(self) -> Sequence[tuple[Adapter, AdapterRevision]]:
-        """Adapters that answer to their bare name, with what they answer with."""
-        rows = (
-            select(Adapter, AdapterRevision)
-            .join(AdapterRevision, AdapterRevision.id == Adapter.promoted_revision_id)
-            .where(Adapter.tenant_id == self._scope.tenant_id, Adapter.deleted_at.is_(None))
-            .order_by(Adapter.name)
-        )
-        return [(row[0], row[1]) for row in await self._session.execute(rows)]
+        """Adapters that answer to their bare name, granted ones last, with what they answer
+        with."""
+        found: list[tuple[Adapter, AdapterRevision]] = []
+        for adapters in (self._adapters(), self._shared()):
+            rows = (
+                adapters.join(AdapterRevision, AdapterRevision.id == Adapter.promoted_revision_id)
+                .where(Adapter.deleted_at.is_(None))
+                .order_by(Adapter.name)
+                .add_columns(AdapterRevision)
+            )
+            found += [(row[0], row[1]) for row in await self._session.execute(rows)]
+        return found
 
     async def revision(self, adapter_id: str, id_or_number: str) -> AdapterRevision | None:
         rows = self._revisions().where(AdapterRevision.adapter_id == adapter_id)
@@ -110,6 +131,33 @@ class AdapterRepository:
 
     def add(self, row: Adapter | AdapterRevision) -> None:
         self._session.add(row)
+
+
+class GrantRepository:
+    """Which tenants may use which shared adapters: for operators."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def _of(self, adapter_id: str) -> Select[AdapterGrant]:
+        return select(AdapterGrant).where(AdapterGrant.adapter_id == adapter_id)
+
+    async def page(self, adapter_id: str, page: PageRequest) -> Page[AdapterGrant]:
+        return await fetch_page(self._session, AdapterGrant, self._of(adapter_id), page)
+
+    async def get(self, adapter_id: str, tenant_id: str) -> AdapterGrant | None:
+        rows = self._of(adapter_id).where(AdapterGrant.tenant_id == tenant_id)
+        return await self._session.scalar(rows)
+
+    async def add(self, adapter_id: str, tenant_id: str) -> None:
+        """Granting twice is granting."""
+        new = insert_ignoring(self._session, AdapterGrant).values(
+            id=new_id("grant"), adapter_id=adapter_id, tenant_id=tenant_id, created_at=now_ms()
+        )
+        await self._session.execute(new)
+
+    async def remove(self, grant: AdapterGrant) -> None:
+        await self._session.execute(delete(AdapterGrant).where(AdapterGrant.id == grant.id))
 
 
 class IngestRepository:

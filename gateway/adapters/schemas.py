@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.kit.clock import seconds
-from gateway.models import Adapter, AdapterRevision
+from gateway.models import Adapter, AdapterGrant, AdapterRevision
 from gateway.models import BaseModel as BaseModelRow
 
 
@@ -63,6 +63,26 @@ class AdapterDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
+class GrantObject(BaseModel):
+    id: str
+    object: Literal["adapter.grant"] = "adapter.grant"
+    adapter_id: str
+    tenant: str
+    created_at: int
+
+
+class GrantRevoked(BaseModel):
+    id: str
+    object: Literal["adapter.grant"] = "adapter.grant"
+    deleted: Literal[True] = True
+
+
+class Grant(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: str = Field(description="Id or name")
+
+
 class Promote(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -85,7 +105,7 @@ def show_adapter_model(
     return ModelObject(
         id=adapter.name,
         created=adapter.created_at // 1000,
-        owned_by=adapter.tenant_id,
+        owned_by=adapter.tenant_id or "batten",
         kind="adapter",
         context_tokens=base.context_tokens,
         base_model=base.name,
@@ -101,6 +121,15 @@ def show_adapter(row: Adapter) -> AdapterObject:
         name=row.name,
         base_model=row.base_model,
         promoted_revision_id=row.promoted_revision_id,
+        created_at=row.created_at // 1000,
+    )
+
+
+def show_grant(row: AdapterGrant) -> GrantObject:
+    return GrantObject(
+        id=row.id,
+        adapter_id=row.adapter_id,
+        tenant=row.tenant_id,
         created_at=row.created_at // 1000,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.adapters.repository import AdapterRepository, BaseModelRepository
-from gateway.auth.scope import TenantScope
+from gateway.auth.scope import SHARED, TenantScope
 from gateway.errors import NotFound
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.models import Adapter, AdapterRevision, BaseModel
@@ -29,13 +29,20 @@ class ResolvedModel:
 async def resolve_model(
     session: ReadSession | WriteSession, scope: TenantScope, name: str
 ) -> ResolvedModel:
-    """Raises NotFound (`model_not_found`): unknown, another tenant's, or no ready revision."""
+    """The tenant's own adapters and those granted to it.
+
+    Raises NotFound (`model_not_found`): unknown, another tenant's, or no ready revision.
+    """
     models = BaseModelRepository(session)
     if base := await models.get(name):
         return ResolvedModel(name, base)
     adapters = AdapterRepository(session, scope)
     adapter_name, at, wanted = name.rpartition("@")
-    adapter = await adapters.named(adapter_name if at else name)
+    adapter_name = adapter_name if at else name
+    adapter = await adapters.named(adapter_name)
+    if adapter is None:
+        adapter = await adapters.granted(adapter_name)
+        adapters = AdapterRepository(session, SHARED)
     if adapter is None:
         raise model_not_found(name)
     wanted = wanted if at else adapter.promoted_revision_id or ""

@@ -14,6 +14,16 @@ class TenantScope:
     tenant_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class SharedScope:
+    """What the operator owns, to be granted to tenants: only admin endpoints use it."""
+
+    tenant_id: None = None
+
+
+SHARED = SharedScope()
+
+
 def scope_for_background(tenant_id: str) -> TenantScope:
     """For the control and collector processes, which act for the tenant that a row names."""
     return TenantScope(tenant_id)

@@ -14,6 +14,7 @@ from gateway.jobs.dispatch import Prepared, dispatch
 from gateway.jobs.generation import parse_generation
 from gateway.jobs.locking import lock
 from gateway.jobs.settlement import Settlement, settle
+from gateway.jobs.withdrawal import end_withdrawn, withdrawn_among
 from gateway.kit.context import Context
 from gateway.kit.prompts import Prompts
 
@@ -52,7 +53,17 @@ class Dispatcher:
         prepared, refused = await asyncio.to_thread(self._prepare, rows, bodies)
         if refused:
             await self._refuse(refused)
-        return len(rows), await dispatch(self._context, self._model, prepared)
+        enqueued = await dispatch(self._context, self._model, prepared)
+        if enqueued < len(prepared):
+            await self._end_withdrawn([each.request_id for each in prepared])
+        return len(rows), enqueued
+
+    async def _end_withdrawn(self, ids: Sequence[str]) -> None:
+        """Some were not free to go: because their adapter is gone, perhaps."""
+        async with self._context.database.read() as session:
+            withdrawn = await withdrawn_among(session, ids)
+        if withdrawn:
+            await end_withdrawn(self._context, withdrawn)
 
     def _prepare(
         self, rows: Sequence[Queued], bodies: Mapping[str, JsonBody]

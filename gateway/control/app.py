@@ -21,6 +21,7 @@ from gateway.control.broker import CeleryTasks, make_celery
 from gateway.control.runtime import Runtime
 from gateway.files.purge import purge_files, remove_orphans
 from gateway.jobs.service import expire_jobs
+from gateway.jobs.withdrawal import withdraw
 from gateway.kit import task_names as names
 from gateway.kit.context import Context
 from gateway.kit.tasks import Tasks
@@ -33,6 +34,7 @@ _SECONDS = {
     names.SWEEP_JOBS: 5,
     names.HEARTBEAT: 5,
     names.SWEEP_ADAPTERS: 15,
+    names.SWEEP_WITHDRAWN: 15,
     names.SWEEP_FILES: 300,
     names.SWEEP_KEYS: 3600,
 }
@@ -56,9 +58,11 @@ def works(tasks: Tasks) -> Mapping[str, Callable[..., Awaitable[object]]]:
         names.VALIDATE: lambda context, batch_id: validate_batch(context, tasks, batch_id),
         names.FINALIZE: finalize_batch,
         names.INGEST: ingest,
+        names.WITHDRAW: withdraw,
         names.SWEEP_BATCHES: lambda context: sweep_batches(context, tasks),
         names.SWEEP_ADAPTERS: lambda context: send_ingests(context, tasks),
         names.SWEEP_JOBS: expire_jobs,
+        names.SWEEP_WITHDRAWN: withdraw,
         names.SWEEP_FILES: clean_store,
         names.SWEEP_KEYS: clean_keys,
         names.HEARTBEAT: beat,

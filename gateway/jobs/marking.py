@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import exists, or_, select, update
 
 from gateway.jobs.states import is_queued
+from gateway.jobs.withdrawal import keeps_its_adapter
 from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.sql import among
@@ -47,7 +48,8 @@ class Dispatched:
 async def mark_dispatched(
     session: WriteSession, ids: Sequence[str], epoch: str
 ) -> dict[str, Dispatched]:
-    """Those of `ids` that were free to go, by id: queued, not cancelled, their batch running."""
+    """Those of `ids` that were free to go, by id: queued, not cancelled, their batch running,
+    their adapter still there."""
     running_batch = exists().where(Batch.id == Request.batch_id, Batch.status == "in_progress")
     free = (
         select(Request.id)
@@ -56,6 +58,7 @@ async def mark_dispatched(
             is_queued(),
             Request.cancel_requested_at.is_(None),
             or_(Request.batch_id.is_(None), running_batch),
+            keeps_its_adapter(),
         )
         .order_by(Request.id)
         .with_for_update(key_share=True, skip_locked=True, of=Request)

@@ -1,6 +1,6 @@
 """All tables. Import models from here."""
 
-from gateway.models.adapter import Adapter, AdapterRevision, BaseModel
+from gateway.models.adapter import Adapter, AdapterGrant, AdapterRevision, BaseModel
 from gateway.models.base import Base
 from gateway.models.batch import Batch
 from gateway.models.control import Heartbeat
@@ -18,6 +18,7 @@ from gateway.models.webhook import (
 
 __all__ = [
     "Adapter",
+    "AdapterGrant",
     "AdapterRevision",
     "ApiKey",
     "Base",

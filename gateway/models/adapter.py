@@ -25,7 +25,10 @@ class BaseModel(Base):
 
 
 class Adapter(Base):
-    """A named LoRA of a tenant; `promoted_revision_id` answers to the bare name."""
+    """A named LoRA; `promoted_revision_id` answers to the bare name.
+
+    Without a tenant it is the operator's: shared with the tenants it is granted to.
+    """
 
     __tablename__ = "adapters"
     __table_args__ = (
@@ -37,15 +40,34 @@ class Adapter(Base):
             sqlite_where=text("deleted_at IS NULL"),
             postgresql_where=text("deleted_at IS NULL"),
         ),
+        Index(
+            "uq_adapters_shared_name",
+            "name",
+            unique=True,
+            sqlite_where=text("tenant_id IS NULL AND deleted_at IS NULL"),
+            postgresql_where=text("tenant_id IS NULL AND deleted_at IS NULL"),
+        ),
     )
 
     id: Mapped[Id]
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str]
     base_model: Mapped[str] = mapped_column(ForeignKey("base_models.name"))
     promoted_revision_id: Mapped[str | None]
     created_at: Mapped[Ms]
     deleted_at: Mapped[Ms | None]
+
+
+class AdapterGrant(Base):
+    """A tenant may use a shared adapter."""
+
+    __tablename__ = "adapter_grants"
+    __table_args__ = (UniqueConstraint("adapter_id", "tenant_id"),)
+
+    id: Mapped[Id]
+    adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    created_at: Mapped[Ms]
 
 
 class AdapterRevision(Base):
@@ -57,7 +79,7 @@ class AdapterRevision(Base):
 
     id: Mapped[Id]
     adapter_id: Mapped[str] = mapped_column(ForeignKey("adapters.id"))
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
     number: Mapped[int]
     status: Mapped[str]
     digest: Mapped[str | None]

@@ -77,7 +77,7 @@ def create_tables() -> None:
     op.create_table(
         "adapters",
         sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=True),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("base_model", sa.String(), nullable=False),
         sa.Column("promoted_revision_id", sa.String(), nullable=True),
@@ -96,6 +96,14 @@ def create_tables() -> None:
         unique=True,
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_index(
+        "uq_adapters_shared_name",
+        "adapters",
+        ["name"],
+        unique=True,
+        sqlite_where=sa.text("tenant_id IS NULL AND deleted_at IS NULL"),
+        postgresql_where=sa.text("tenant_id IS NULL AND deleted_at IS NULL"),
     )
     op.create_table(
         "api_keys",
@@ -152,7 +160,7 @@ def create_tables() -> None:
         "adapter_revisions",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("adapter_id", sa.String(length=64), nullable=False),
-        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=True),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("digest", sa.String(), nullable=True),
@@ -173,6 +181,26 @@ def create_tables() -> None:
         sa.UniqueConstraint(
             "adapter_id", "number", name=op.f("uq_adapter_revisions_adapter_id_number")
         ),
+    )
+    op.create_table(
+        "adapter_grants",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("adapter_id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["adapter_id"], ["adapters.id"], name=op.f("fk_adapter_grants_adapter_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_adapter_grants_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter_grants")),
+        sa.UniqueConstraint(
+            "adapter_id", "tenant_id", name=op.f("uq_adapter_grants_adapter_id_tenant_id")
+        ),
+    )
+    op.create_index(
+        op.f("ix_adapter_grants_tenant_id"), "adapter_grants", ["tenant_id"], unique=False
     )
     op.create_table(
         "batches",
@@ -613,6 +641,8 @@ def downgrade() -> None:
         ),
     )
     op.drop_table("batches")
+    op.drop_index(op.f("ix_adapter_grants_tenant_id"), table_name="adapter_grants")
+    op.drop_table("adapter_grants")
     op.drop_table("adapter_revisions")
     op.drop_index(op.f("ix_idempotency_keys_created_at"), table_name="idempotency_keys")
     op.drop_table("idempotency_keys")
@@ -620,6 +650,12 @@ def downgrade() -> None:
     op.drop_table("files")
     op.drop_index(op.f("ix_api_keys_tenant_id"), table_name="api_keys")
     op.drop_table("api_keys")
+    op.drop_index(
+        "uq_adapters_shared_name",
+        table_name="adapters",
+        sqlite_where=sa.text("tenant_id IS NULL AND deleted_at IS NULL"),
+        postgresql_where=sa.text("tenant_id IS NULL AND deleted_at IS NULL"),
+    )
     op.drop_index(
         "uq_adapters_tenant_name",
         table_name="adapters",

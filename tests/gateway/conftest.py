@@ -28,6 +28,7 @@ from gateway.batches.validation import validate_batch
 from gateway.collector.dispatcher import Dispatcher
 from gateway.collector.fold import Fold
 from gateway.collector.upkeep import Epochs
+from gateway.jobs.withdrawal import withdraw
 from gateway.kit.context import Context
 from gateway.kit.database import Database
 from gateway.kit.migrations import migrate
@@ -35,7 +36,7 @@ from gateway.kit.prompts import Prompts
 from gateway.kit.tasks import RecordedTasks
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
-from worker.protocol.messages import Failed, FailureCode, Finished
+from worker.protocol.messages import Failed, FailureCode, Finished, Started
 from worker.protocol.types import Capacity, Choice, TokenUsage
 from worker.queue.base import Lease
 
@@ -100,6 +101,11 @@ class Deployment:
         capacity = Capacity(kv_tokens=10_000_000, adapter_rank=1000, requests=requests)
         return await self.queue.claim(worker, capacity)
 
+    async def started(self, lease: Lease) -> None:
+        request = lease.request
+        await self.queue.emit(lease, Started(request.request_id, request.attempt, lease.worker))
+        await self.collect()
+
     async def answer(self, lease: Lease, text: str = "hello", cached: int = 0) -> bool:
         """Finish a lease; a completion token is a byte."""
         request = lease.request
@@ -140,6 +146,8 @@ class Deployment:
                     await validate_batch(self.context, self.tasks, args[0])
                 case "batches.finalize":
                     await finalize_batch(self.context, args[0])
+                case "adapters.withdraw":
+                    await withdraw(self.context, args[0])
 
     async def finish_all(self) -> None:
         """Everything that waits, to its end."""

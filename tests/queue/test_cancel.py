@@ -21,6 +21,20 @@ async def test_a_ready_request_is_answered_at_once(queue, events, make):
     assert await events.pending() == 1
 
 
+async def test_ready_requests_are_taken_out_and_running_ones_left(queue, events, make, answer):
+    running, ready, other = make(), make(), make()
+    await queue.enqueue([running])
+    (lease,) = await queue.claim("w", ROOMY)
+    await queue.enqueue([ready, other])
+    ids = [running.request_id, ready.request_id, "unknown"]
+    assert await queue.withdraw(ids) == [ready.request_id]
+    assert await queue.known(ids) == [True, False, False]
+    assert await events.pending() == 0
+    assert await queue.finish(lease, answer(lease))
+    assert [one.request for one in await queue.claim("w", ROOMY)] == [other]
+    assert await queue.enqueue([ready]) == ["enqueued"], "no tombstone is left"
+
+
 async def test_a_tombstone_refuses_what_comes_after_it(queue, events, make):
     request = make()
     assert await queue.cancel([request.request_id]) == []

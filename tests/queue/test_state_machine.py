@@ -220,6 +220,14 @@ class QueueMachine(RuleBasedStateMachine):
         if ready:
             self.cancelled(entry)
 
+    @rule(request_id=st.sampled_from(IDS))
+    def withdraw(self, request_id):
+        entry = self.entries.get(request_id)
+        ready = entry is not None and entry.state == "ready"
+        assert self.all("withdraw", [request_id]) == ([request_id] if ready else [])
+        if ready:
+            del self.entries[request_id]
+
     @rule(data=st.data())
     def expire(self, data):
         entry = self.draw(data)

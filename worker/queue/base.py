@@ -150,6 +150,10 @@ class RequestQueue(Protocol):
         """Set tombstones. Ready requests are removed and answered by a Cancelled event; running
         ones learn of it (`cancellations`, `renew`). Returns those that were ready."""
 
+    async def withdraw(self, request_ids: Sequence[RequestId]) -> list[RequestId]:
+        """Take out those that are ready, without an event, and return them: they are not `known`
+        any more. Leased ones stay as they are."""
+
     async def cancellations(self, timeout: float) -> list[RequestId]:
         """Wait for cancel notices to this process; [] after `timeout` seconds."""
 

@@ -219,6 +219,12 @@ class MemoryQueue:
             self._notices += request_ids
             self._noticed.ring()
 
+    async def withdraw(self, request_ids: Sequence[RequestId]) -> list[RequestId]:
+        records = self._state.records
+        taken = [one for one in request_ids if one in records and records[one].state == "ready"]
+        await self.forget(taken)
+        return taken
+
     async def cancellations(self, timeout: float) -> list[RequestId]:
         if not self._notices:
             await self._noticed.wait(timeout)

@@ -167,6 +167,13 @@ class RedisQueue:
             ready += _ids(await self._scripts.run("cancel", ask))
         return ready
 
+    async def withdraw(self, request_ids: Sequence[RequestId]) -> list[RequestId]:
+        taken: list[RequestId] = []
+        for start in range(0, len(request_ids), _ASK_AT_ONCE):
+            ask = {"ids": list(request_ids[start : start + _ASK_AT_ONCE])}
+            taken += _ids(await self._scripts.run("withdraw", ask))
+        return taken
+
     async def cancellations(self, timeout: float) -> list[RequestId]:
         notices = await self._notices.wait(timeout)
         return [one for notice in notices for one in _unpack_ids(notice)]
