@@ -138,9 +138,9 @@ def _content(folder: Path) -> Iterator[str]:
         config = peft.parse_config((folder / peft.CONFIG_FILE).read_bytes())
     except (OSError, peft.AdapterConfigError):
         return
-    adapted = set(peft.adapter_modules(header))
+    adapted = set(peft.adapter_modules(config, header))
     groups: Counter[tuple[str, int | None, str, str]] = Counter()
-    for module, keys in peft.adapter_parts(header).items():
+    for module, keys in peft.adapter_parts(config, header).items():
         has_rank = module in adapted
         rank = config.rank(module) if has_rank else None
         scale = f"{config.scale(module):.4g}" if has_rank else "-"

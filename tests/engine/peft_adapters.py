@@ -13,8 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tests.engine.driver import hf_model
 from worker.adapters.loader import load_adapter
 from worker.engine.adapter_cache import AdapterCache
-from worker.engine.lora import RankPool
 from worker.engine.model_loader import ServedModel
+from worker.engine.rank_pool import RankPool
 from worker.protocol.types import AdapterRef
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

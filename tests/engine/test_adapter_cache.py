@@ -9,7 +9,8 @@ import torch
 from worker.adapters.loader import ExtraTensors
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.batch import AdapterLoadError
-from worker.engine.lora import LoraLinear, RankPool
+from worker.engine.lora import LoraLinear
+from worker.engine.rank_pool import RankPool
 from worker.engine.rank_rows import RankRows
 from worker.protocol.types import AdapterRef
 

@@ -16,7 +16,8 @@ from worker.protocol.errors import AdapterLoadError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleWeights:
-    """One module's update: `scale * B @ A`, A [rank, in], B [out, rank]."""
+    """One module's update: `scale * B @ A`, A [rank, in], B [out, rank]. All experts' of fused
+    weights together: A [experts * rank, in], B [out, rank * experts], as PEFT keeps them."""
 
     A: Tensor
     B: Tensor
@@ -37,8 +38,9 @@ class ExtraTensors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
-    """An adapter in host memory. `rank` is the largest of any module; `extras` is all that it
-    changes besides linear layers' low-rank updates; an `invocation` (token ids) activates it."""
+    """An adapter in host memory. `rank` is the rows it takes in the pool; `extras` is all that it
+    changes besides the low-rank updates of layers, heads, routers and experts; an
+    `invocation` (token ids) activates it."""
 
     modules: Mapping[str, ModuleWeights]
     rank: int
@@ -72,10 +74,9 @@ def load_adapter(folder: Path, shapes: peft.Shapes) -> LoadedAdapter:
     tensors = load_file(weights_file)
     modules: dict[str, ModuleWeights] = {}
     extras: dict[str, ExtraTensors] = {}
-    for module, keys in peft.adapter_parts(header).items():
+    for module, keys in peft.adapter_parts(config, header).items():
         parts = {part: tensors[key] for part, key in keys.items()}
-        pooled = "A" in parts and module.rpartition(".")[2] not in peft.HEADS
-        if pooled:
+        if "A" in parts:
             modules[module] = ModuleWeights(
                 parts.pop("A"), parts.pop("B"), scale=config.scale(module)
             )

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from worker.engine.activation import activation
 from worker.engine.batch import AdapterLoadError
 from worker.engine.host_adapters import HostAdapters
-from worker.engine.lora import LoadedAdapter, RankPool
 from worker.engine.metrics import AdapterCounts
+from worker.engine.rank_pool import LoadedAdapter, RankPool
 from worker.engine.rank_rows import RankRows
 from worker.protocol.types import AdapterRef
 
@@ -167,7 +167,7 @@ class AdapterCache:
     def _load(self, adapter: AdapterRef) -> None:
         try:
             loaded = self._fetch(adapter)
-            if self._reserve(adapter, sum(part.nbytes for part in loaded.extras.values())):
+            if self._reserve(adapter, self._pool.extra_bytes(loaded)):
                 self._pool.write(self._resident[adapter.digest].rows, loaded)
                 self._loaded(adapter, loaded)
         except AdapterLoadError as error:

@@ -27,11 +27,24 @@ from kernels.lora import LoraSegments
 Effect = Callable[[nn.Module, Tensor, Tensor], Tensor]  # module, x, y -> y, of one adapter's tokens
 
 
+class LoraWeights(Protocol):
+    """One module's update: `scale * B @ A`, A [rank, in], B [out, rank]. All experts' of fused
+    weights together: A [experts * rank, in], B [out, rank * experts]."""
+
+    @property
+    def A(self) -> Tensor: ...  # noqa: N802
+    @property
+    def B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def scale(self) -> float: ...
+
+
 class ExtraTensors(Protocol):
-    """What an adapter file holds of one module besides its rows in the pool, in host memory.
+    """What an adapter file holds of one module besides LoraWeights, in host memory.
 
     `tensors` are named like the fields of ModuleExtras, with `base_copy`, the base weight that
-    PEFT saves beside the LoRA of embeddings and heads. `scale` is that of `A` and `B`.
+    PEFT saves beside the LoRA of embeddings and heads. `A` and `B` among them are an
+    embedding's, [rank, vocabulary] and [hidden, rank], and `scale` is theirs.
     """
 
     @property
@@ -46,8 +59,8 @@ class ExtraTensors(Protocol):
 class ModuleExtras:
     """One module's tensors on the device.
 
-    `A` and `B` are an embedding's or the output head's; linear layers keep theirs in the pool.
-    `token_ids` and `token_rows` replace rows of an embedding.
+    `A` and `B`: see LoraWeights and ExtraTensors. `token_ids` and `token_rows` replace rows of
+    an embedding.
     """
 
     A: Tensor | None = None
@@ -61,13 +74,23 @@ class ModuleExtras:
     token_rows: Tensor | None = None  # [rows, hidden]
 
     @staticmethod
-    def on(device: torch.device, dtype: torch.dtype, host: ExtraTensors) -> ModuleExtras:
-        moved: dict[str, Any] = {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in host.tensors.items()
-            if name != "base_copy"
-        }
-        return ModuleExtras(scale=host.scale, **moved)
+    def on(
+        device: torch.device,
+        dtype: torch.dtype,
+        host: ExtraTensors | None,
+        lora: LoraWeights | None,
+    ) -> ModuleExtras:
+        moved: dict[str, Any] = {}
+        if host is not None:
+            moved["scale"] = host.scale
+            for name, tensor in host.tensors.items():
+                if name != "base_copy":
+                    to = dtype if tensor.is_floating_point() else tensor.dtype
+                    moved[name] = tensor.to(device, to)
+        if lora is not None:
+            moved |= {"A": lora.A.to(device, dtype), "B": lora.B.to(device, dtype)}
+            moved["scale"] = lora.scale
+        return ModuleExtras(**moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +143,7 @@ class Replaced:
 class TokenRows:
     """Rows of an embedding, in place of the base's."""
 
-    slots: Tensor  # int64 [vocabulary]: row of `rows`, or -1
+    slots: Tensor  # int32 [vocabulary]: row of `rows`, or -1
     rows: Tensor  # [rows, hidden]
 
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -179,9 +202,9 @@ def base_weight(module: nn.Module) -> Tensor:
 
 
 def effects_of(
-    module: nn.Module, extras: ModuleExtras, pooled: tuple[Tensor, Tensor, float] | None
+    module: nn.Module, extras: ModuleExtras, *, pooled: bool = False
 ) -> tuple[Effect, ...]:
-    """`extras` is on the device; `pooled` is the module's (A, B, scale) in the rank pool."""
+    """`extras` is on the device; `pooled`: its `A` and `B` are added from the rank pool."""
     if isinstance(module, nn.Embedding):
         return _embedding_effects(module, extras)
     effects: list[Effect] = []
@@ -192,10 +215,11 @@ def effects_of(
         return (Replaced(parameters),)
     if not isinstance(module, nn.Linear | Conv1D):
         return () if extras.bias is None else (Replaced({"bias": extras.bias}),)
-    update = pooled
+    update = None
     if extras.A is not None and extras.B is not None:
         update = (extras.A, extras.B, extras.scale)
-        effects.append(HeadLora(*update))
+        if not pooled:
+            effects.append(HeadLora(*update))
     if extras.token_ids is not None and extras.token_rows is not None:
         effects.append(HeadTokenRows(extras.token_ids, extras.token_rows))
     affine = _affine(module, extras, update)
@@ -207,8 +231,9 @@ def _embedding_effects(module: nn.Embedding, extras: ModuleExtras) -> tuple[Effe
         return (Replaced({"weight": extras.weight}),)
     if extras.token_ids is not None and extras.token_rows is not None:
         count = len(extras.token_ids)
-        slots = extras.token_ids.new_full((module.num_embeddings,), -1)
-        slots[extras.token_ids] = torch.arange(count, device=slots.device)
+        device = extras.token_ids.device
+        slots = torch.full((module.num_embeddings,), -1, dtype=torch.int32, device=device)
+        slots[extras.token_ids] = torch.arange(count, dtype=torch.int32, device=device)
         return (TokenRows(slots, extras.token_rows),)
     if extras.A is not None and extras.B is not None:
         return (EmbeddingLora(extras.A.t().contiguous(), extras.B, extras.scale),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from worker.engine.lora import LoadedAdapter
+from worker.engine.rank_pool import LoadedAdapter
 
 
 class HostAdapters:

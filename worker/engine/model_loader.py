@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from worker.engine.adapter_extras import base_weight
 from worker.engine.certification import certify
+from worker.engine.hooked import hook_others
 from worker.engine.kv_cache import KvLayout
-from worker.engine.lora import HookedModule, LoraLinear, RankPool, hook_others, wrap_linears
+from worker.engine.lora import LoraLinear, wrap_linears
 from worker.engine.packed_model import PackedModel
+from worker.engine.rank_pool import RankPool, Target
 
 DTypeName = Literal["float32", "bfloat16"]
 
@@ -44,23 +44,19 @@ class ServedModel:
     vocab_size: int
     kv_layout: KvLayout
     linears: Mapping[str, LoraLinear]
-    others: Mapping[str, HookedModule]
+    others: Mapping[str, Target]
     dtype: torch.dtype
     device: torch.device
 
     @property
     def lora_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What adapters may change: weights by module name, linear ones (out, in), and biases."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        modules: dict[str, nn.Module] = {
-            **{name: linear.base_layer for name, linear in self.linears.items()},
-            **{name: other.module for name, other in self.others.items()},
+        """What adapters may change: see `worker.protocol.peft.validate`."""
+        targets: dict[str, Target] = {**self.linears, **self.others}
+        return {
+            f"{name}{end}": shape
+            for name, target in targets.items()
+            for end, shape in target.shapes.items()
         }
-        for name, module in modules.items():
-            shapes[name] = tuple(base_weight(module).shape)
-            if isinstance(bias := getattr(module, "bias", None), Tensor):
-                shapes[f"{name}.bias"] = tuple(bias.shape)
-        return shapes
 
     @property
     def adapter_bytes_per_rank(self) -> int:

@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from worker.engine.kv_cache import KvLayout
-from worker.engine.lora import RankPool, wrap_linears
+from worker.engine.lora import wrap_linears
 from worker.engine.packed_model import PackedModel
+from worker.engine.rank_pool import RankPool
 from worker.engine.sizing import ModelSize
 
 

@@ -2,7 +2,7 @@
 
     adapter_config.json          parse_config -> PeftConfig
     adapter_model.safetensors    parse_header -> SafetensorsHeader
-    the base model's weights     base_shapes  -> (out, in) by module
+    the base model's weights     base_shapes  -> (out, in) by module, (experts, out, in) of fused
 
 `validate` compares the three, `find_not_finite` looks at the values, and `digest` names the
 adapter by its content. Formats: PEFT 0.21 `LoraConfig` and `save_pretrained`, safetensors 0.6.
@@ -10,9 +10,7 @@ adapter by its content. Formats: PEFT 0.21 `LoraConfig` and `save_pretrained`, s
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
+from worker.protocol.base_shapes import base_shapes
 from worker.protocol.peft_config import PeftConfig
 from worker.protocol.peft_content import (
     PREFIX,
@@ -30,7 +28,6 @@ from worker.protocol.peft_modules import (
     Shapes,
     check_invocation,
     check_module,
-    is_embedding,
     refuse_tensor,
 )
 from worker.protocol.peft_options import AdapterConfigError
@@ -71,8 +68,6 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 FLOAT_TYPES = ("F32", "F16", "BF16")
 MAX_BYTES = 4 << 30
-# Models whose linear weights are stored [in, out] (transformers' Conv1D).
-CONV1D_MODELS = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 
 
 def validate(
@@ -80,7 +75,8 @@ def validate(
 ) -> list[Problem]:
     """Everything that is wrong with an adapter for the base model of `shapes`.
 
-    `shapes` holds weights by module name (linear ones as out, in) and biases by their own.
+    `shapes` holds weights by module name (linear ones as out, in), experts' fused weights (as
+    experts, out, in) and biases by their own.
 
     Codes: adapter_invalid_config, adapter_too_large, adapter_unknown_tensor,
     adapter_unsupported_tensor, adapter_incomplete_module, adapter_wrong_dtype,
@@ -98,50 +94,9 @@ def validate(
         if tensor.dtype not in FLOAT_TYPES:
             message = f"{tensor.dtype}, expected one of {', '.join(FLOAT_TYPES)}"
             problems.append(Problem("adapter_wrong_dtype", key, message))
-    if not adapter_modules(header) and not problems:
+    if not adapter_modules(config, header) and not problems:
         problems.append(Problem("adapter_unmatched_modules", WEIGHTS_FILE, "no LoRA tensor at all"))
-    for module, keys in adapter_parts(header).items():
+    for module, keys in adapter_parts(config, header).items():
         parts = {part: header.tensors[key].shape for part, key in keys.items()}
         problems += check_module(config, module, parts, shapes)
     return problems
-
-
-def base_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model folder's weights by module name, linear ones (out, in), and of biases.
-
-    Raises SafetensorsError, OSError or ValueError for a folder without readable weights.
-    """
-    model_type = json.loads((model_dir / "config.json").read_text()).get("model_type")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in _weight_files(model_dir):
-        for name, tensor in read_header(path).tensors.items():
-            module = name.removesuffix(".weight")
-            transposed = model_type in CONV1D_MODELS and not is_embedding(module)
-            if name.endswith(".bias") and len(tensor.shape) == 1:
-                shapes[name] = tensor.shape
-            elif name.endswith(".weight") and len(tensor.shape) in (1, 2):
-                shapes[module] = tensor.shape[::-1] if transposed else tensor.shape
-    _add_tied_head(shapes)
-    return shapes
-
-
-def _add_tied_head(shapes: dict[str, tuple[int, ...]]) -> None:
-    """A head that shares the embedding's weight is in no file."""
-    tables = [
-        shape
-        for name, shape in shapes.items()
-        if name.endswith(("embed_tokens", "wte")) and len(shape) == 2
-    ]
-    if "lm_head" not in shapes and tables:
-        shapes["lm_head"] = tables[0]
-
-
-def _weight_files(model_dir: Path) -> list[Path]:
-    index = model_dir / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return [model_dir / name for name in sorted(set(weight_map.values()))]
-    files = sorted(model_dir.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{model_dir} holds no safetensors weights")
-    return files

@@ -33,6 +33,7 @@ class PeftConfig:
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] = ()
     invocation: tuple[int, ...] = ()
+    target_parameters: tuple[str, ...] = ()
 
     def saves(self, module: str) -> bool:
         """PEFT compares the ends of names, without a dot between."""
@@ -48,15 +49,38 @@ class PeftConfig:
         return ()
 
     def rank(self, module: str) -> int:
-        return _first_match(self.rank_pattern, module, self.r)
+        return _first_match(self.rank_pattern, self._key(module), self.r)
 
     def scale(self, module: str) -> float:
         """What `B(Ax)` is multiplied with in `module`."""
-        rank, alpha = self.rank(module), _first_match(self.alpha_pattern, module, self.lora_alpha)
+        rank = self.rank(module)
+        alpha = _first_match(self.alpha_pattern, self._key(module), self.lora_alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def _key(self, module: str) -> str:
+        """The name that PEFT compares patterns with: a parameter's where that is the target."""
+        weight = f"{module}.weight"
+        return weight if self.targets_parameter(weight) else module
+
+    def targets_parameter(self, name: str) -> bool:
+        """Fused weights are parameters of modules that are named so in every architecture;
+        elsewhere, a target such as "down_proj" is no parameter's name but a linear layer's."""
+        module, _, parameter = name.rpartition(".")
+        if parameter != "weight" and not module.endswith("experts"):
+            return False
+        return any(name == t or name.endswith(f".{t}") for t in self.target_parameters)
+
+    def parameters(self, module: str) -> tuple[str, ...]:
+        """Names of the parameters that `target_parameters` names in `module`, as PEFT nests
+        them: in the order in which modules register theirs, the first innermost."""
+        names = {target.rpartition(".")[2] for target in self.target_parameters}
+        found = (name for name in names if self.targets_parameter(f"{module}.{name}"))
+        return tuple(sorted(found, key=lambda name: (name.startswith("down"), name)))
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would adapt `module`. Without `target_modules`, PEFT's own table says."""
+        if self.targets_parameter(f"{module}.weight"):
+            return True
         if self.exclude_modules and _matches(self.exclude_modules, module):
             return False
         if self.target_modules is None or self.target_modules == "all-linear":

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,31 +53,63 @@ def split_key(key: str) -> tuple[str, str] | None:
     for suffix, part in _PARTS.items():
         if key.endswith(f".{suffix}"):
             module = key.removeprefix(PREFIX).removesuffix(f".{suffix}")
-            return None if "lora_" in module or "base_layer" in module else (module, part)
+            known = "lora_" not in module and "base_layer" not in _unwrapped(module)
+            return (module, part) if known else None
     return None
 
 
-def adapter_parts(header: SafetensorsHeader) -> dict[str, dict[str, str]]:
-    """{module: {part: key}} of all tensors that belong to a module."""
+def _unwrapped(module: str) -> str:
+    """Without the levels of a module of which several parameters are adapted."""
+    while module.endswith(".base_layer"):
+        module = module.removesuffix(".base_layer")
+    return module
+
+
+def adapter_parts(config: PeftConfig, header: SafetensorsHeader) -> dict[str, dict[str, str]]:
+    """{module: {part: key}} of all tensors that belong to a module, or to a parameter of one
+    ("model.layers.0.mlp.experts.down_proj") that isn't its `weight`."""
     parts: dict[str, dict[str, str]] = {}
     for key in sorted(header.tensors):
         split = split_key(key)
         if split is not None:
             parts.setdefault(split[0], {})[split[1]] = key
-    return parts
+    names = _parameter_names(config, parts)
+    return {names.get(module, module): keys for module, keys in parts.items()}
 
 
-def adapter_modules(header: SafetensorsHeader) -> tuple[str, ...]:
+def _parameter_names(config: PeftConfig, modules: Iterable[str]) -> dict[str, str]:
+    """PEFT saves a module's adapted parameters without their names: the last one as the
+    module's LoRA, the one before as that of its `base_layer`, and so on."""
+    levels: defaultdict[str, list[str]] = defaultdict(list)
+    for module in sorted(modules, key=len, reverse=True):
+        levels[_unwrapped(module)].append(module)
+    names: dict[str, str] = {}
+    for module, wrapped in levels.items():
+        parameters = config.parameters(module)
+        if len(parameters) == len(wrapped) and parameters != ("weight",):
+            targets = (f"{module}.{parameter}" for parameter in parameters)
+            names |= zip(wrapped, targets, strict=True)
+    return names
+
+
+def adapter_modules(config: PeftConfig, header: SafetensorsHeader) -> tuple[str, ...]:
     """Names of the modules that the file adds LoRA to, sorted."""
     matrices = {"A", "B", "embedding_A", "embedding_B"}
     return tuple(
-        sorted(module for module, parts in adapter_parts(header).items() if matrices & parts.keys())
+        sorted(
+            module
+            for module, parts in adapter_parts(config, header).items()
+            if matrices & parts.keys()
+        )
     )
 
 
 def adapter_rank(config: PeftConfig, header: SafetensorsHeader) -> int:
-    """The largest rank of any module: the rows it takes in a rank pool."""
-    return max((config.rank(module) for module in adapter_modules(header)), default=0)
+    """The largest rank of any module: the rows it takes in a rank pool. Experts' don't lie in
+    the pool, but every adapter has a row."""
+    modules = adapter_modules(config, header)
+    ranks = [config.rank(module) for module in modules if not config.targets_parameter(module)]
+    return max(ranks, default=min(1, len(modules)))
 
 
 def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryview) -> str:
@@ -87,7 +121,7 @@ def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryvi
     view = memoryview(data)
     effects = {
         module: [config.rank(module), config.scale(module).hex()]
-        for module in adapter_modules(header)
+        for module in adapter_modules(config, header)
     }
     content = hashlib.sha256(b"batten-lora-1\n")
     content.update(json.dumps(effects, sort_keys=True).encode())

@@ -43,8 +43,9 @@ def parse_config(data: bytes | str) -> PeftConfig:
         use_dora=_flag(fields, "use_dora"),
         lora_bias=_flag(fields, "lora_bias"),
         bias=_bias(fields),
-        modules_to_save=_saved(fields),
+        modules_to_save=_names(fields, "modules_to_save"),
         trainable_tokens=_trainable_tokens(fields),
+        target_parameters=_names(fields, "target_parameters"),
         invocation=_token_ids(fields, "alora_invocation_tokens"),
     )
 
@@ -56,10 +57,10 @@ def _bias(fields: Mapping[str, Any]) -> str:
     return str(value)
 
 
-def _saved(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    names = _modules({"modules_to_save": fields.get("modules_to_save")}, "modules_to_save")
+def _names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    names = _modules(fields, name)
     if isinstance(names, str) or "" in (names or ()):
-        raise malformed("modules_to_save", "modules_to_save is not a list of names")
+        raise malformed(name, f"{name} is not a list of names")
     return names or ()
 
 

@@ -48,18 +48,45 @@ def check_module(
             message = "the base model has no such module"
             yield Problem("adapter_unmatched_modules", module, message)
         return
-    names = ("embedding_A", "embedding_B") if is_embedding(module) else ("A", "B")
-    yield from _check_lora(config, module, names, parts, base)
+    if len(base) == 3:
+        yield from _check_experts(config, module, parts, base)
+        return
+    yield from _check_lora(config, module, parts, shapes, base)
     yield from _check_combination(config, module, parts)
     yield from _check_sizes(config, module, parts, shapes, base)
 
 
-def _check_lora(
-    config: PeftConfig, module: str, names: tuple[str, str], parts: Mapping[str, Shape], base: Shape
+def _check_experts(
+    config: PeftConfig, name: str, parts: Mapping[str, Shape], base: Shape
 ) -> Iterator[Problem]:
+    """`name` is a parameter of fused weights, `base` its (experts, out, in)."""
+    experts, out, width = base
+    rank = config.rank(name)
+    wanted = {"A": (rank * experts, width), "B": (out, rank * experts)}
+    if not config.targets_parameter(name):
+        message = "target_parameters doesn't name it: PEFT would ignore its tensors"
+        yield Problem("adapter_untargeted_module", name, message)
+    if other := sorted(parts.keys() - wanted):
+        yield Problem("adapter_unsupported_tensor", name, f"{other[0]} of experts is not supported")
+    for part, shape in wanted.items():
+        if part not in parts:
+            yield Problem("adapter_incomplete_module", name, f"lora_{part}.weight is missing")
+        elif parts[part] != shape:
+            message = f"lora_{part} {list(parts[part])}, for rank {rank} expected {list(shape)}"
+            yield Problem("adapter_shape_mismatch", name, message)
+
+
+def _check_lora(
+    config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes, base: Shape
+) -> Iterator[Problem]:
+    names = ("embedding_A", "embedding_B") if is_embedding(module) else ("A", "B")
     other = {"A", "B", "embedding_A", "embedding_B"} - set(names)
     if other & parts.keys():
         message = "its LoRA is of another kind of layer"
+        yield Problem("adapter_unsupported_tensor", module, message)
+        return
+    if config.targets_parameter(f"{module}.weight") and f"{module}.weight" in shapes:
+        message = "target_parameters of a weight stored as [in, out] is not supported"
         yield Problem("adapter_unsupported_tensor", module, message)
         return
     present = [name for name in names if name in parts]

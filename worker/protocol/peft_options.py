@@ -28,7 +28,6 @@ def unsupported(param: str, message: str) -> AdapterConfigError:
 
 # Value that means "not used", for each option that changes the output and isn't served.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "arrow_config": (None,),
     "use_qalora": (None, False),
@@ -48,6 +47,12 @@ _CLASHES: dict[str, dict[str, str]] = {
         "bias": _EVERYWHERE,
         "modules_to_save": _EVERYWHERE,
         "trainable_token_indices": _EVERYWHERE,
+    },
+    "target_parameters": {
+        "use_dora": _NO_SUCH,
+        "lora_bias": _NO_SUCH,
+        "fan_in_fan_out": _NO_SUCH,
+        "lora_dropout": _NO_SUCH,
     },
 }
 _UNUSED: tuple[Any, ...] = (None, False, "none", [], {}, "")
@@ -91,6 +96,7 @@ _READ = frozenset(
         "r",
         "rank_pattern",
         "target_modules",
+        "target_parameters",
         "trainable_token_indices",
         "use_dora",
         "use_rslora",

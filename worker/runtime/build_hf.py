@@ -21,9 +21,9 @@ from worker.adapters.store import AdapterStore, open_store
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.certification import UnsupportedArchitecture
 from worker.engine.engine import Engine
-from worker.engine.lora import RankPool
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
+from worker.engine.rank_pool import RankPool
 from worker.protocol.types import AdapterRef
 from worker.runtime.build import load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable

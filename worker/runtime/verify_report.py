@@ -21,9 +21,9 @@ from worker.engine.batch import SampledToken, ScheduledBatch
 from worker.engine.config import SchedulerConfig
 from worker.engine.engine import Engine
 from worker.engine.errors import RequestRefused
-from worker.engine.lora import RankPool
 from worker.engine.model_runner import ModelRunner
 from worker.engine.outputs import FailedOutput
+from worker.engine.rank_pool import RankPool
 from worker.protocol import peft
 from worker.protocol.errors import AdapterLoadError
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams

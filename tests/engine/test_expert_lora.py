@@ -1,0 +1,139 @@
+"""LoRA of experts' fused weights and of routers equals PEFT, mixed with others in one batch."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
+from tests.engine.peft_adapters import peft_model, save_adapter
+from tests.engine.test_peft_parity import serve
+from worker.adapters.loader import load_adapter
+from worker.engine.batch import ScheduledBatch
+from worker.engine.model_loader import load_model
+from worker.engine.rank_pool import RankPool
+from worker.protocol import peft
+from worker.protocol.errors import AdapterLoadError
+from worker.protocol.types import AdapterRef
+
+BOTH = ["experts.gate_up_proj", "experts.down_proj"]
+FAST = {"qwen3_moe": "gate", "gpt_oss": "router", "mixtral": "gate"}
+SLOW = {
+    "qwen2_moe": "gate",
+    "olmoe": "gate",
+    "granitemoe": "router",
+    "phimoe": "router",
+    "glm4_moe": "gate",
+    "deepseek_v2": "gate",
+    "deepseek_v3": "gate",
+}
+Q = "o_proj"  # MLA has no q_proj
+MODELS = [
+    *FAST.items(),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in SLOW.items()),
+]
+
+
+def options(router):
+    return {
+        "both": {"target_modules": [], "target_parameters": BOTH},
+        "up": {"target_modules": [Q], "target_parameters": BOTH[:1], "r": 3},
+        "down": {"target_modules": [], "target_parameters": BOTH[1:], "use_rslora": True},
+        "router": {"target_modules": [], "target_parameters": [f"{router}.weight"]},
+        "all": {
+            "target_modules": [Q],
+            "target_parameters": [*BOTH, f"{router}.weight"],
+            "rank_pattern": {r".*\.gate_up_proj": 8, "down_proj": 2, f"{router}.weight": 1},
+            "alpha_pattern": {"experts.down_proj": 5},
+        },
+        "linear": {"target_modules": [], "target_parameters": [f"{Q}.weight"]},
+        "attention": {"target_modules": [Q]},
+    }
+
+
+def adapters(base, parent, router):
+    return {
+        AdapterRef(name, 4): save_adapter(base, parent / name, seed, **{"r": 4, **config})
+        for seed, (name, config) in enumerate(options(router).items())
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize(("model_type", "router"), MODELS)
+def test_a_mixed_batch_equals_peft(model_type, router, tmp_path):
+    base = save_tiny_model(tmp_path / "base", model_type)
+    folders = adapters(base, tmp_path, router)
+    runner, driver = serve(base, folders, 64, num_blocks=300, block_size=4)
+    refs = [None, *folders, None]
+    items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
+    whole = ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
+    got = runner.logits(whole)
+    driver.run(items, tokens=5)
+    plain = hf_model(base)
+    for row, item in zip(got, items, strict=True):
+        reference = peft_model(base, folders[item.adapter]) if item.adapter else plain
+        with torch.inference_mode():
+            ids = torch.tensor([item.prompt_ids])
+            want, unchanged = reference(input_ids=ids).logits[0, -1], plain(ids).logits[0, -1]
+        assert (row - want).norm() <= 1e-5 * want.norm(), item.adapter
+        assert item.adapter is None or (unchanged - want).norm() > 1e-3 * want.norm()
+        assert item.output_ids == hf_greedy(reference, item.prompt_ids, 5), item.adapter
+
+
+@pytest.mark.parametrize(("model_type", "router"), MODELS)
+def test_shapes_of_the_files_are_those_of_the_live_model(model_type, router, tmp_path):
+    base = save_tiny_model(tmp_path, model_type)
+    live = load_model(base, "float32", certified=True).lora_shapes
+    shapes = peft.base_shapes(base)
+    assert live.items() <= shapes.items()
+    assert not any(".experts.0." in name for name in shapes)
+    assert any(name.endswith(f".{router}") for name in live)
+    assert sum(len(shape) == 3 for shape in live.values()) >= 4
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """(model, its folder, folders of adapters)"""
+    base = save_tiny_model(tmp_path_factory.mktemp("base"), "qwen3_moe")
+    parent = tmp_path_factory.mktemp("adapters")
+    return load_model(base, "float32", certified=True), base, adapters(base, parent, "gate")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_their_memory_is_counted(mixture):
+    """8 ranks of 4 experts in 3 layers: what is held, not what the file says."""
+    model, _, folders = mixture
+    pool = RankPool(model.linears, 4, model.dtype, model.device, model.others)
+    both = load_adapter(folders[AdapterRef("both", 4)], model.lora_shapes)
+    widths = (64 + 64) + (32 + 64)  # of gate_up_proj and down_proj
+    assert pool.extra_bytes(both) == 3 * 4 * widths * 8 * 4
+    router = load_adapter(folders[AdapterRef("router", 4)], model.lora_shapes)
+    assert pool.extra_bytes(router) == 3 * 4 * 64 * 4
+    assert (
+        pool.extra_bytes(load_adapter(folders[AdapterRef("attention", 4)], model.lora_shapes)) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "code"),
+    [
+        ("up", {"target_parameters": BOTH}, None),
+        ("up", {"target_parameters": []}, "adapter_unmatched_modules"),
+        ("both", {"target_parameters": BOTH[1:]}, "adapter_unmatched_modules"),
+        ("both", {"rank_pattern": {"down_proj": 5}}, "adapter_shape_mismatch"),
+        ("both", {"r": 2}, "adapter_shape_mismatch"),
+    ],
+)
+def test_what_does_not_fit_the_experts_is_refused(name, changes, code, mixture, tmp_path):
+    model, _, folders = mixture
+    folder = shutil.copytree(folders[AdapterRef(name, 4)], tmp_path / "adapter")
+    file = folder / peft.CONFIG_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(AdapterLoadError) as error:
+        load_adapter(folder, model.lora_shapes)
+    assert error.value.code == "adapter_invalid"
+    config = peft.parse_config(file.read_bytes())
+    header = peft.read_header(folder / peft.WEIGHTS_FILE)
+    codes = {problem.code for problem in peft.validate(config, header, model.lora_shapes)}
+    assert code is None or code in codes

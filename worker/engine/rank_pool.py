@@ -1,0 +1,133 @@
+"""The memory of all resident adapters: rows of linear layers, and what else each one changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from worker.engine.adapter_extras import ExtraTensors, LoraWeights, ModuleExtras
+from worker.engine.lora import LoraLinear
+from worker.protocol.errors import AdapterLoadError
+
+
+class LoadedAdapter(Protocol):
+    """An adapter in host memory, checked against the model. `invocation`: the tokens from which
+    on an activated LoRA applies, empty for one that applies throughout."""
+
+    @property
+    def modules(self) -> Mapping[str, LoraWeights]: ...
+    @property
+    def extras(self) -> Mapping[str, ExtraTensors]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def invocation(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Target(Protocol):
+    """Something that adapters change in another way than by rows of the pool."""
+
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """What an adapter may change here, see `worker.protocol.peft.validate`, by the end of
+        its name ("" for the target's own)."""
+
+    def held(self, lora: LoraWeights | None, host: ExtraTensors | None) -> int:
+        """Values that `put` would keep of an adapter."""
+
+    def put(self, row: int, extras: ModuleExtras) -> None:
+        """Keep what the adapter whose first row is `row` changes."""
+
+    def drop(self, row: int) -> None: ...
+
+
+class RankPool:
+    """`rank` rows in every wrapped module; an adapter of rank r owns the same r rows in each.
+
+    Modules that an adapter doesn't change, or changes with a smaller rank, have scale 0 there.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, LoraLinear],
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        others: Mapping[str, Target] | None = None,
+    ) -> None:
+        self.rank = rank
+        self._modules = modules
+        self._others = others or {}
+        self._dtype, self._device = dtype, device
+        for module in modules.values():
+            module.attach(rank, dtype, device)
+
+    @staticmethod
+    def bytes_per_rank(modules: Mapping[str, LoraLinear], dtype: torch.dtype) -> int:
+        """Device memory of one row in all modules."""
+        widths = sum(module.in_features + module.out_features for module in modules.values())
+        return widths * dtype.itemsize + 4 * len(modules)
+
+    def extra_bytes(self, adapter: LoadedAdapter) -> int:
+        """Device memory that `adapter` takes besides its rows."""
+        targets: dict[str, Target] = {**self._others, **self._modules}
+        values = 0
+        for name in (adapter.modules.keys() | adapter.extras.keys()) & targets.keys():
+            values += targets[name].held(adapter.modules.get(name), adapter.extras.get(name))
+        return values * self._dtype.itemsize
+
+    @torch.inference_mode()
+    def write(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
+        """Copy `adapter` into `rows`, which no running sequence uses.
+
+        Raises AdapterLoadError when the model has no module of a name that the adapter changes,
+        and when a copy of a base weight that the file holds is not the base's.
+        """
+        changed = adapter.modules.keys() | adapter.extras.keys()
+        unknown = changed - self._modules.keys() - self._others.keys()
+        if unknown:
+            message = f"{sorted(unknown)[0]}: the model has no such module"
+            raise AdapterLoadError("adapter_invalid", message)
+        self.release(rows)
+        for name, module in self._modules.items():
+            module.write(list(rows), adapter.modules.get(name))
+        for name in changed:
+            if name in adapter.extras or name not in self._modules:
+                self._put(name, rows[0], adapter)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Free what the adapter of `rows` keeps besides them. None of its sequences runs."""
+        for target in [*self._modules.values(), *self._others.values()]:
+            target.drop(rows[0])
+
+    def _put(self, name: str, row: int, adapter: LoadedAdapter) -> None:
+        target: Target = self._modules.get(name) or self._others[name]
+        host = adapter.extras.get(name)
+        copy = None if host is None else host.tensors.get("base_copy")
+        if copy is not None and not _same(copy.to(self._device), target.module):
+            message = f"{name}: the file's base_layer.weight is not the base model's"
+            raise AdapterLoadError("adapter_invalid", message)
+        extras = ModuleExtras.on(self._device, self._dtype, host, adapter.modules.get(name))
+        target.put(row, extras)
+        self._tie(target, row, extras)
+
+    def _tie(self, source: Target, row: int, extras: ModuleExtras) -> None:
+        """Trained token rows of an embedding count in an output head that shares its weight."""
+        if extras.token_rows is None:
+            return
+        for other in self._others.values():
+            if other is not source and other.module.weight is source.module.weight:
+                other.put(row, extras)
+
+
+def _same(copy: Tensor, module: nn.Module) -> bool:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return torch.equal(copy.to(weight.dtype), weight) or torch.equal(copy, weight.to(copy.dtype))
