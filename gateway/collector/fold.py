@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 from sqlalchemy import select
 
-from gateway.collector.decisions import Answer, Begin, End, Requeue, decide
+from gateway.collector.effects import Effects, effects_of
 from gateway.jobs.locking import Locked, Standing, lock
 from gateway.jobs.responses import answered, not_recorded, response_body
 from gateway.jobs.settlement import Settlement, settle
 from gateway.jobs.states import OUT, TERMINAL
-from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.kit.endurance import OUTAGES
@@ -28,7 +27,7 @@ from gateway.kit.sql import update_rows
 from gateway.kit.task_names import FINALIZE
 from gateway.kit.tasks import Tasks
 from gateway.models import Request
-from worker.protocol.messages import GenerationEvent
+from worker.protocol.messages import Finished, GenerationEvent
 from worker.protocol.types import RequestId
 from worker.queue.base import EventStream, RequestQueue, StreamEntry
 
@@ -43,15 +42,6 @@ class Folded:
 
     ended: tuple[RequestId, ...] = ()
     ready_batches: tuple[str, ...] = ()
-    freed: bool = False
-
-
-@dataclass(slots=True)
-class _Effects:
-    """What events do to locked rows: those that end, and those that change otherwise."""
-
-    settlements: dict[str, Settlement] = field(default_factory=dict)
-    moved: dict[str, Standing] = field(default_factory=dict)
     freed: bool = False
 
 
@@ -119,7 +109,8 @@ class Fold:
         """The transaction."""
         async with self._context.database.write() as session:
             locked = await lock(session, [event.request_id for event in events])
-            effects = self._apply(locked, events)
+            most = self._context.settings.max_attempts
+            effects = effects_of(locked.requests, events, most, self._answer)
             ready = await settle(session, locked, effects.settlements)
             await _move(session, effects)
             cancelling = await _idle_cancelling(session, locked, effects)
@@ -132,39 +123,13 @@ class Fold:
         batches = dict.fromkeys([*ready, *cancelling])
         return Folded(tuple(sorted(ended)), tuple(batches), effects.freed)
 
-    def _apply(self, locked: Locked, events: Sequence[GenerationEvent]) -> _Effects:
-        effects = _Effects()
-        for event in events:
-            row = locked.requests.get(event.request_id)
-            if row is None or row.id in effects.settlements:
-                continue
-            match decide(row, event, self._context.settings.max_attempts):
-                case Begin():
-                    row.state, row.started_at = "running", now_ms()
-                    effects.moved[row.id] = row
-                case Answer(finished):
-                    effects.settlements[row.id] = Settlement(
-                        "completed",
-                        200,
-                        response_body(answered(row), finished, self._prompts),
-                        usage=finished.usage,
-                    )
-                case Requeue(crashed, alone):
-                    row.state = "queued"
-                    row.crashes += int(crashed)
-                    row.crashes_alone += int(alone)
-                    effects.moved[row.id] = row
-                    effects.freed = True
-                case End(settlement):
-                    effects.settlements[row.id] = settlement
-                case _:
-                    pass
-        effects.freed = effects.freed or bool(effects.settlements)
-        return effects
+    def _answer(self, row: Standing, finished: Finished) -> Settlement:
+        body = response_body(answered(row), finished, self._prompts)
+        return Settlement("completed", 200, body, usage=finished.usage)
 
 
-async def _move(session: WriteSession, effects: _Effects) -> None:
-    names = ("id", "state", "started_at", "crashes", "crashes_alone")
+async def _move(session: WriteSession, effects: Effects) -> None:
+    names = ("id", "state", "started_at", "crashes", "crashes_alone", "suspects")
     moved = [
         {name: getattr(row, name) for name in names}
         for row in effects.moved.values()
@@ -181,7 +146,7 @@ def _joined(parts: Sequence[Folded]) -> Folded:
     )
 
 
-async def _idle_cancelling(session: WriteSession, locked: Locked, effects: _Effects) -> list[str]:
+async def _idle_cancelling(session: WriteSession, locked: Locked, effects: Effects) -> list[str]:
     """Batches that are being cancelled and have just seen their last running line end."""
     touched = {locked.requests[request_id].batch_id for request_id in effects.settlements}
     cancelling = {

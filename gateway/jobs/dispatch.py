@@ -19,7 +19,7 @@ from gateway.jobs.marking import Dispatched, mark_dispatched
 from gateway.jobs.ordering import queue_order
 from gateway.jobs.settlement import Settlement, settle
 from gateway.kit.context import Context
-from worker.protocol.messages import GenerateRequest, Isolation
+from worker.protocol.messages import GenerateRequest
 from worker.protocol.types import RequestClass, RequestId, SamplingParams, TenantId
 
 
@@ -58,11 +58,6 @@ async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -
     return len(messages) - len(cancelled)
 
 
-def isolation_after(crashes: int) -> Isolation:
-    """How few neighbours a request may have whose earlier attempts died with their worker."""
-    return "none" if crashes == 0 else "few" if crashes == 1 else "alone"
-
-
 def _message(dispatched: Dispatched, prepared: Prepared, epoch: str) -> GenerateRequest:
     row = dispatched.row
     return GenerateRequest(
@@ -81,7 +76,7 @@ def _message(dispatched: Dispatched, prepared: Prepared, epoch: str) -> Generate
         deadline=None if row.deadline_at is None else row.deadline_at / 1000,
         weight=dispatched.weight,
         order=queue_order(row.sort_key),
-        isolation=isolation_after(row.crashes),
+        suspects=row.suspects or "",
         stream=prepared.stream,
     )
 

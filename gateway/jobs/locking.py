@@ -33,6 +33,7 @@ class Standing:
     attempt: int
     crashes: int
     crashes_alone: int
+    suspects: str | None
     prompt_tokens: int
     max_tokens: int
     price_id: str

@@ -26,7 +26,7 @@ class Marked:
     request_class: str
     adapter_revision_id: str | None
     attempt: int
-    crashes: int
+    suspects: str | None
     seed: int
     max_tokens: int
     sort_key: str

@@ -13,7 +13,8 @@ class Request(Base):
 
     `attempt` grows with each dispatch; an event of an older attempt changes nothing.
     `epoch` names the life of Redis it was dispatched in. `crashes` counts lost leases,
-    `crashes_alone` those while nothing else ran. `body` holds a job's body; a batch line's lies
+    `crashes_alone` those while nothing else ran, `suspects` names whom it may run with after
+    one (`gateway.collector.suspects`). `body` holds a job's body; a batch line's lies
     in the input file at [input_offset, input_offset + input_length). `sort_key` groups lines
     that share a prefix. The seed, the adapter revision and the price are pinned at submission.
     `webhook_*` say who is told of a job's end. `deadline_at` is when it expires.
@@ -82,6 +83,7 @@ class Request(Base):
     epoch: Mapped[str | None]
     crashes: Mapped[int] = mapped_column(default=0)
     crashes_alone: Mapped[int] = mapped_column(default=0)
+    suspects: Mapped[str | None]
     seed: Mapped[Count]
     prompt_tokens: Mapped[int]
     max_tokens: Mapped[int]

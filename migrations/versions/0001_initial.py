@@ -276,6 +276,7 @@ def create_tables() -> None:
         sa.Column("epoch", sa.String(), nullable=True),
         sa.Column("crashes", sa.Integer(), nullable=False),
         sa.Column("crashes_alone", sa.Integer(), nullable=False),
+        sa.Column("suspects", sa.String(), nullable=True),
         sa.Column("seed", sa.BigInteger(), nullable=False),
         sa.Column("prompt_tokens", sa.Integer(), nullable=False),
         sa.Column("max_tokens", sa.Integer(), nullable=False),

@@ -69,7 +69,7 @@ REQUESTS = {
         deadline=1796000000.5,
         weight=3.0,
         order=7.25,
-        isolation="few",
+        suspects="suspects_1",
         stream=True,
     ),
     "request_least": GenerateRequest(

@@ -302,7 +302,8 @@ MakeRequest = Callable[..., GenerateRequest]
 
 @pytest.fixture
 def make() -> MakeRequest:
-    """A request with a fresh id: 100 prompt tokens and at most 100 of output, unless told."""
+    """A request with a fresh id: 100 prompt tokens and at most 100 of output, unless told.
+    `alone`: a suspect by itself."""
     ids = itertools.count(1)
 
     def build(tenant: str = "acme", **changes: Any) -> GenerateRequest:
@@ -316,6 +317,8 @@ def make() -> MakeRequest:
             "prompt_ids": tuple(range(changes.pop("prompt", 100))),
             "sampling": SamplingParams(ignore_eos=changes.pop("ignore_eos", False), **sampling),
         }
+        if changes.pop("alone", False):
+            fields["suspects"] = fields["request_id"]
         return GenerateRequest(**(fields | changes))
 
     return build

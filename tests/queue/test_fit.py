@@ -205,7 +205,7 @@ async def test_an_idle_worker_begins_what_was_predicted_to_need_more(queue, make
 
 
 async def test_alone_means_an_idle_worker_and_no_one_else(queue, make, answer):
-    suspect, other = make(isolation="alone"), make()
+    suspect, other = make(alone=True), make()
     await queue.enqueue([suspect])
     assert await claim(queue, room(running=1)) == []
     await queue.enqueue([other])
@@ -215,13 +215,15 @@ async def test_alone_means_an_idle_worker_and_no_one_else(queue, make, answer):
     assert await claim(queue, room(running=1), "w2") == [other]
     await queue.finish(lease, answer(lease))
     await queue.enqueue([make()])
+    assert len(await claim(queue, room())) == 1
+    await queue.enqueue([make()])
     assert len(await claim(queue, room(running=1))) == 1
 
 
 async def test_a_suspect_behind_others_runs_when_the_worker_is_empty(world, make):
     queue = world.queue(QueueSettings(pass_over_limit=1))
     await queue.claim("w", room())
-    suspect = make(isolation="alone")
+    suspect = make(alone=True)
     await queue.enqueue([make(order=-1.0), suspect, make(), make()])
     assert len(await claim(queue, room(requests=1))) == 1
     assert len(await claim(queue, room(requests=1, running=1))) == 1
@@ -229,9 +231,31 @@ async def test_a_suspect_behind_others_runs_when_the_worker_is_empty(world, make
     assert await claim(queue, room()) == [suspect]
 
 
-async def test_few_means_at_most_four_together(queue, make):
-    await queue.enqueue([make(isolation="few"), *(make() for _ in range(9))])
-    assert len(await claim(queue, room())) == 4
-    await queue.enqueue([make(isolation="few", order=-1.0)])
-    assert all(one.isolation == "none" for one in await claim(queue, room(running=4)))
-    assert [one.isolation for one in await claim(queue, room(running=3))] == ["few"]
+async def test_suspects_run_with_their_group_and_nobody_else(queue, make, answer):
+    group = [make(suspects="half", order=float(i)) for i in range(3)]
+    await queue.enqueue([make("abacus"), *group])
+    assert [one.tenant for one in await claim(queue, room(requests=1), "w1")] == ["abacus"]
+    leases = await queue.claim("w2", room(requests=2))
+    assert [lease.request for lease in leases] == group[:2]
+    late = make("initech", suspects="half")
+    await queue.enqueue([make("abacus"), late])
+    assert await claim(queue, room(running=2), "w2") == [late, group[2]]
+    assert len(await claim(queue, room(running=1), "w1")) == 1
+    await queue.enqueue([make()])
+    assert await claim(queue, room(running=1), "w2") == []
+    assert len(await claim(queue, room(), "w2")) == 1
+
+
+async def test_groups_of_suspects_never_mix(queue, make):
+    await queue.enqueue([make(suspects=name) for name in ("one", "other", "one", "other")])
+    first, second = await claim(queue, room(), "w1"), await claim(queue, room(), "w2")
+    assert {one.suspects for one in first} == {"one"}
+    assert {one.suspects for one in second} == {"other"}
+    assert len(first) == len(second) == 2
+
+
+async def test_cancelled_suspects_are_answered_and_not_run(world, queue, make):
+    group = [make(suspects="half") for _ in range(3)]
+    await queue.enqueue(group)
+    await world.plant_tombstone(group[1].request_id)
+    assert await claim(queue, room()) == [group[0], group[2]]

@@ -94,7 +94,7 @@ async def test_after_a_lost_lease_the_next_attempt_is_queued(world, queue, lease
     await world.expire(lease)
     await queue.reap()
     assert await queue.enqueue([lease.request]) == ["duplicate"]
-    again = msgspec.structs.replace(lease.request, attempt=2, isolation="few")
+    again = msgspec.structs.replace(lease.request, attempt=2, suspects="half")
     assert await queue.enqueue([again]) == ["enqueued"]
     (second,) = await queue.claim("w2", ROOMY)
     assert second.request == again
@@ -103,12 +103,12 @@ async def test_after_a_lost_lease_the_next_attempt_is_queued(world, queue, lease
 
 
 async def test_only_a_crash_while_alone_is_reported_as_such(world, queue, events, make):
-    await queue.enqueue([make(isolation="alone")])
-    (lease,) = await queue.claim("w", ROOMY)
-    await world.expire(lease)
+    await queue.enqueue([make(alone=True), make(suspects="half")])
+    for worker in ("w1", "w2"):
+        (lease,) = await queue.claim(worker, ROOMY)
+        await world.expire(lease)
     await queue.reap()
-    (event,) = await read_events(events)
-    assert event.alone
+    assert [event.alone for event in await read_events(events)] == [True, False]
 
 
 async def test_a_renewed_lease_lives_on(world, queue, lease, answer):

@@ -130,7 +130,7 @@ async def test_scripts_are_sent_again_when_the_server_forgot_them(client, queue,
 async def test_all_keys_of_a_model_share_one_hash_tag(client, make, answer):
     queue = RedisQueue(client, "odd{model}")
     await queue.epoch()
-    await queue.enqueue([make(deadline=9e9), make(isolation="alone"), make()])
+    await queue.enqueue([make(deadline=9e9), make(alone=True), make()])
     leases = await queue.claim("w", ROOMY)
     await queue.finish(leases[0], answer(leases[0]))
     await queue.cancel(["x"])
@@ -138,6 +138,15 @@ async def test_all_keys_of_a_model_share_one_hash_tag(client, make, answer):
     assert len(keys) > 8
     assert all(key.startswith("batten:{odd%7Bmodel%7D}:") for key in keys)
     await queue.close()
+
+
+async def test_a_worker_stays_with_its_suspects_as_long_as_it_renews(client, queue, make):
+    await queue.enqueue([make(suspects="half"), make()])
+    leases = await queue.claim("w", ROOMY)
+    (confined,) = await client.keys("*:confined:w")
+    await client.pexpire(confined, 5_000)
+    await queue.renew("w", leases)
+    assert await client.pttl(confined) > 30_000
 
 
 async def test_models_do_not_see_each_other(client, queue, make):

@@ -15,9 +15,7 @@ from worker.protocol.types import AdapterRef, Capacity, SamplingParams, TokenUsa
 from worker.queue.base import ClassDepth, Renewal
 from worker.queue.settings import QueueSettings
 
-TIGHT = QueueSettings(
-    look_ahead=3, tenant_look_ahead=2, pass_over_limit=2, few_neighbours=2, rebase_at=1_500
-)
+TIGHT = QueueSettings(look_ahead=3, tenant_look_ahead=2, pass_over_limit=2, rebase_at=1_500)
 STARTED_AT = time.time()
 IDS = [f"r{i}" for i in range(6)]
 CLASSES = ("interactive", "standard", "batch")
@@ -39,7 +37,7 @@ requests = st.builds(
     deadline=st.sampled_from([None, None, STARTED_AT + 450, STARTED_AT + 86_400]),
     weight=st.sampled_from([1.0, 3.0]),
     order=st.sampled_from([0.0, 0.0, 1.0, -1.0]),
-    isolation=st.sampled_from(["none", "none", "none", "few", "alone"]),
+    suspects=st.sampled_from(["", "", "", "one", "other", *IDS]),
     stream=st.booleans(),
 )
 capacities = st.builds(
@@ -138,10 +136,8 @@ class QueueMachine(RuleBasedStateMachine):
         if "red" not in capacity.resident:
             adapters |= {one.adapter for one in taken if one.adapter == AdapterRef("red", 8)}
         assert sum(adapter.rank for adapter in adapters) <= capacity.adapter_rank
-        if any(one.isolation == "alone" for one in taken):
-            assert begun_alone
-        if any(one.isolation == "few" for one in taken):
-            assert capacity.running + len(taken) <= TIGHT.few_neighbours
+        groups = {one.suspects for one in taken}
+        assert len(groups) <= 1 or groups == {""}
 
     def with_leases(self):
         return [entry for entry in self.entries.values() if entry.leases]
@@ -255,7 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
                     request_id=request_id,
                     attempt=entry.request.attempt,
                     worker=entry.worker,
-                    alone=entry.request.isolation == "alone",
+                    alone=entry.request.suspects == request_id,
                 )
             )
             entry.state = "lost"

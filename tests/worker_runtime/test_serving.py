@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from worker.engine.batch import ScheduledBatch
@@ -171,7 +172,8 @@ async def test_a_crashed_engine_ends_the_worker_and_keeps_its_leases(
     worker = bench.worker()
     async with bench.running(worker) as task:
         bench.runner.failure = poison
-        await bench.submit(make_request(isolation="alone"))
+        suspect = make_request()
+        await bench.submit(msgspec.structs.replace(suspect, suspects=suspect.request_id))
         assert await asyncio.wait_for(task, 20) is False
     assert len(worker.held) == 1
     await until(bench.queue.reap)

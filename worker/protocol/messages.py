@@ -23,8 +23,6 @@ from worker.protocol.types import (
     TokenUsage,
 )
 
-Isolation = Literal["none", "few", "alone"]
-
 FailureCode = Literal[
     "adapter_unavailable",
     "adapter_invalid",
@@ -42,8 +40,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `epoch` names the life of Redis in which it was dispatched. `deadline` is Unix seconds.
     `cache_scope` isolates prefix caches (normally the tenant id). `weight` is the tenant's fair
     share and `order` places the request within its tenant (lower first; the dispatcher makes
-    neighbours of requests that share a prefix). `isolation` limits the neighbours of a request
-    whose earlier attempts died with their worker.
+    neighbours of requests that share a prefix). `suspects` names the group of requests that a
+    request whose earlier attempt died with its worker may run with, itself when it must be alone.
     """
 
     request_id: RequestId
@@ -59,7 +57,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: float | None = None
     weight: float = 1.0
     order: float = 0.0
-    isolation: Isolation = "none"
+    suspects: str = ""
     stream: bool = False
 
 

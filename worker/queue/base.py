@@ -118,6 +118,9 @@ class RequestQueue(Protocol):
         """Lease requests that fit `capacity` together: class, then the tenant with the lowest
         virtual token counter, then its requests in order, preferring resident adapters.
 
+        Suspects go to an idle worker, which then gets the rest of their group and nothing else
+        until it is idle again.
+
         Raises CapacityInvalid. Returns [] while the event stream is longer than its limit.
         """
 
@@ -161,7 +164,7 @@ class RequestQueue(Protocol):
         """Turn expired leases into LeaseLost events (Cancelled, where a tombstone is set).
 
         Returns the ids. Their records stay, so they remain `known`, until the next attempt is
-        enqueued or they are forgotten. `alone` is told of leases claimed in isolation `alone`.
+        enqueued or they are forgotten. `alone` is told of suspects that ran alone.
         """
 
     async def forget(self, request_ids: Sequence[RequestId]) -> None:

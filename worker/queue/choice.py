@@ -45,7 +45,6 @@ class Choice:
         self._now = now
         self._free_kv = capacity.kv_tokens
         self._free_rank = capacity.adapter_rank
-        self._crowd = math.inf
         self._resident = {"", *capacity.resident}
         self._last_prefix: tuple[TenantId, str] | None = None
         self._taken: list[RequestClass] = []
@@ -88,8 +87,6 @@ class Choice:
         if item.digest not in self._resident:
             self._free_rank -= item.rank
             self._resident.add(item.digest)
-        if item.isolation == "few":
-            self._crowd = self._settings.few_neighbours
         self._last_prefix = (item.tenant, item.prefix) if item.prefix else None
         self._hindered.pop(item.id, None)
         self._taken.append(item.request_class)
@@ -114,16 +111,18 @@ class Choice:
         )
 
     def _fits(self, record: Record) -> bool:
-        item, neighbours = record.item, self._capacity.running + len(self._taken)
-        if item.isolation == "alone" and neighbours > 0:
-            return False
-        few = item.isolation == "few" and neighbours >= self._settings.few_neighbours
-        if few or neighbours >= self._crowd:
-            return False
+        return (not record.item.suspects or self._is_idle) and self.has_room_for(record)
+
+    def has_room_for(self, record: Record) -> bool:
+        item = record.item
         if item.digest not in self._resident and item.rank > self._free_rank:
             return False
-        begins = neighbours == 0 and item.prompt + item.n <= self._free_kv
+        begins = self._is_idle and item.prompt + item.n <= self._free_kv
         return begins or self.cost(record).kv_tokens <= self._free_kv
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._capacity.running == 0 and not self._taken
 
     def _fits_when_idle(self, record: Record) -> bool:
         item = record.item

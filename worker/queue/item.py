@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from worker.protocol.messages import GenerateRequest, Isolation
+from worker.protocol.messages import GenerateRequest
 from worker.protocol.types import RequestClass, RequestId, TenantId
 
 
@@ -14,7 +14,8 @@ class QueuedItem(msgspec.Struct, frozen=True):
     """The part of a GenerateRequest that decides when and where it runs.
 
     `digest` is empty without an adapter, `prefix` when no neighbour can share one. The output
-    of one choice is predicted between `least` and `most` tokens.
+    of one choice is predicted between `least` and `most` tokens. `suspects` is empty for whoever
+    may run with anybody.
     """
 
     id: RequestId
@@ -31,8 +32,12 @@ class QueuedItem(msgspec.Struct, frozen=True):
     order: float
     deadline: float | None
     weight: float
-    isolation: Isolation
+    suspects: str
     stream: bool
+
+    @property
+    def alone(self) -> bool:
+        return self.suspects == self.id
 
 
 def describe(request: GenerateRequest, prefix_tokens: int) -> QueuedItem:
@@ -52,7 +57,7 @@ def describe(request: GenerateRequest, prefix_tokens: int) -> QueuedItem:
         order=float(request.order),
         deadline=request.deadline,
         weight=float(request.weight),
-        isolation=request.isolation,
+        suspects=request.suspects,
         stream=request.stream,
     )
 

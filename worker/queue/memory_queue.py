@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from worker.protocol.codec import CodecError, decode_request, encode
@@ -15,9 +14,9 @@ from worker.protocol.messages import (
 )
 from worker.protocol.types import REQUEST_CLASSES, Capacity, RequestId, TenantId
 from worker.queue.base import ClassDepth, DeadLetter, EnqueueOutcome, Lease, Renewal
-from worker.queue.capacity import Most, WorkerCapacities
-from worker.queue.choice import Choice
+from worker.queue.capacity import WorkerCapacities
 from worker.queue.item import describe
+from worker.queue.memory_claim import Claim
 from worker.queue.memory_log import Signal
 from worker.queue.memory_state import MemoryServer, ModelState, Record
 from worker.queue.settings import QueueSettings
@@ -67,48 +66,14 @@ class MemoryQueue:
     async def claim(self, worker: str, capacity: Capacity) -> list[Lease]:
         most = self._capacities.observe(worker, capacity)
         state = self._state
-        alone = capacity.running > 0 and worker in state.alone
-        if alone or len(state.events.entries) > self._settings.stream_limit:
+        if len(state.events.entries) > self._settings.stream_limit:
             return []
         for counters in state.counters.values():
             counters.rebase(self._settings.rebase_at)
-        taken = self._choose(worker, capacity, most)
-        return [lease for record in taken if (lease := self._lease(record)) is not None]
-
-    def _choose(self, worker: str, capacity: Capacity, most: Most) -> list[Record]:
-        state, now = self._state, self._server.clock()
-        choice = Choice(state, self._settings, worker, capacity, most, now)
-        token = secrets.token_hex(16)
-        taken: list[Record] = []
-        record, lane = (choice.reserved() if capacity.requests else None), ""
-        while len(taken) < capacity.requests:
-            if record is None:
-                record, lane = choice.pick()
-            if record is None:
-                break
-            if state.tombstoned(record.item.id, now):
-                state.answer_cancelled(record, now)
-            else:
-                self._hold(record, choice, lane, worker, token)
-                taken.append(record)
-                if record.alone:
-                    break
-            record, lane = None, ""
-        choice.close()
-        return taken
-
-    def _hold(self, record: Record, choice: Choice, lane: str, worker: str, token: str) -> None:
-        cost, item = choice.take(record, lane), record.item
-        charge = cost.tokens / item.weight
-        self._state.counters[item.request_class].hold(item.tenant, charge)
-        self._state.remove_ready(record)
-        record.state, record.token, record.worker = "leased", token, worker
-        record.expires_at = self._server.clock() + self._settings.lease_seconds
-        record.charge, record.predicted = charge, cost.predicted
-        record.passes, record.holder, record.held_until = 0, "", 0.0
-        record.alone = item.isolation == "alone"
-        if record.alone:
-            self._state.alone[worker] = item.id
+        if not capacity.requests:
+            return []
+        claim = Claim(state, self._settings, worker, capacity, most, self._server.clock())
+        return [lease for record in claim.run() if (lease := self._lease(record)) is not None]
 
     def _lease(self, record: Record) -> Lease | None:
         try:
@@ -120,6 +85,9 @@ class MemoryQueue:
 
     async def renew(self, worker: str, leases: Sequence[Lease]) -> Renewal:
         now = self._server.clock()
+        if worker in self._state.confined:
+            group, _ = self._state.confined[worker]
+            self._state.confined[worker] = group, now + self._settings.lease_seconds
         lost: list[RequestId] = []
         cancelled: list[RequestId] = []
         for lease in leases:

@@ -35,7 +35,6 @@ class Record:
     expires_at: float = 0.0
     charge: float = 0.0
     predicted: int = 0
-    alone: bool = False
     passes: int = 0
     holder: str = ""
     held_until: float = 0.0
@@ -60,7 +59,8 @@ class ModelState:
     credits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     lengths: dict[tuple[TenantId, str], float] = field(default_factory=dict)
     tombstones: dict[RequestId, float] = field(default_factory=dict)
-    alone: dict[str, RequestId] = field(default_factory=dict)
+    suspects: defaultdict[str, Line] = field(default_factory=lambda: defaultdict(list))
+    confined: dict[str, tuple[str, float]] = field(default_factory=dict)
     reserved: dict[str, RequestId] = field(default_factory=dict)
     events: Log = field(default_factory=Log)
     groups: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
@@ -81,12 +81,18 @@ class ModelState:
         insort(self.lines[item.request_class, item.tenant], _place(record))
         if item.deadline is not None and item.request_class != "interactive":
             insort(self.deadlines, (item.deadline, item.id))
+        if item.suspects:
+            insort(self.suspects[item.suspects], _place(record))
         record.state = "ready"
 
     def remove_ready(self, record: Record) -> None:
         item = record.item
         if item.deadline is not None and item.request_class != "interactive":
             self.deadlines.remove((item.deadline, item.id))
+        if item.suspects:
+            self.suspects[item.suspects].remove(_place(record))
+            if not self.suspects[item.suspects]:
+                del self.suspects[item.suspects]
         line = self.lines[item.request_class, item.tenant]
         line.remove(_place(record))
         if not line:
@@ -96,8 +102,6 @@ class ModelState:
     def remove_lease(self, record: Record, correction: float) -> None:
         item = record.item
         self.counters[item.request_class].let_go(item.tenant, correction)
-        if self.alone.get(record.worker) == item.id:
-            del self.alone[record.worker]
 
     def withdraw(self, record: Record) -> None:
         if record.state == "ready":
@@ -125,7 +129,7 @@ class ModelState:
     def lose(self, record: Record) -> None:
         item = record.item
         event = LeaseLost(
-            request_id=item.id, attempt=item.attempt, worker=record.worker, alone=record.alone
+            request_id=item.id, attempt=item.attempt, worker=record.worker, alone=item.alone
         )
         self.events.append(encode(event))
         self.withdraw(record)

@@ -120,6 +120,7 @@ class RedisQueue:
         for start in range(0, len(leases), _ASK_AT_ONCE):
             chunk = leases[start : start + _ASK_AT_ONCE]
             ask = {
+                "worker": worker,
                 "ids": [lease.request.request_id for lease in chunk],
                 "tokens": [lease.token for lease in chunk],
                 "lease_seconds": self._settings.lease_seconds,

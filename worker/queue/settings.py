@@ -17,7 +17,6 @@ class QueueSettings:
         look_ahead            requests of a tenant looked at for one that fits or fits better
         tenant_look_ahead     tenants looked at, lowest counter first, before a class is left
         pass_over_limit       claims that may pass a request over; then its class waits for it
-        few_neighbours        most requests on a worker that holds one in isolation `few`
     Classes
         standard_share        part of the tokens handed out that is standard's, come what may
         batch_share           part that is batch's
@@ -46,7 +45,6 @@ class QueueSettings:
     look_ahead: int = 16
     tenant_look_ahead: int = 8
     pass_over_limit: int = 8
-    few_neighbours: int = 4
     standard_share: float = 0.10
     batch_share: float = 0.05
     escalation_seconds: float = 900.0

@@ -94,7 +94,7 @@ async def test_repeated_late_and_superseded_events_count_once(
     assert await deployment.dispatch() == 1
     [second] = await deployment.claim()
     assert second.request.attempt == 2
-    assert second.request.isolation == "few"
+    assert second.request.suspects == job
     assert second.request.sampling.seed == lease.request.sampling.seed
     await deployment.answer(second, "truth")
     [read] = await deployment.stream.read("c", 10, 0.1)
@@ -108,7 +108,25 @@ async def test_repeated_late_and_superseded_events_count_once(
     assert await count(deployment, UsageRecord) == await count(deployment, Result) == 1
 
 
-async def test_isolation_grows_and_only_crashes_while_alone_exhaust_a_request(
+async def test_a_worker_s_death_halves_what_it_held(
+    client: httpx.AsyncClient, deployment: Any
+) -> None:
+    jobs = [await submit(client) for _ in range(5)]
+    leases = await deployment.claim()
+    await deployment.fold.commit(
+        [LeaseLost(lease.request.request_id, 1, "worker-1") for lease in leases]
+    )
+    assert await deployment.dispatch() == 5
+    halves = [await deployment.claim(worker=name) for name in ("w2", "w3")]
+    assert [len(half) for half in halves] == [3, 2]
+    assert [{lease.request.suspects for lease in half} for half in halves] == [
+        {(await row(deployment, jobs[0])).suspects},
+        {(await row(deployment, jobs[-1])).suspects},
+    ]
+    assert await deployment.claim(worker="w4") == []
+
+
+async def test_only_crashes_while_alone_exhaust_a_request(
     client: httpx.AsyncClient, deployment: Any
 ) -> None:
     job = await submit(client)
@@ -116,9 +134,9 @@ async def test_isolation_grows_and_only_crashes_while_alone_exhaust_a_request(
     for alone in (False, False, False, True, True, True):
         await deployment.dispatch()
         [lease] = await deployment.claim()
-        seen.append(lease.request.isolation)
+        seen.append(lease.request.suspects)
         await lose(deployment, job, alone)
-    assert seen == ["none", "few", "alone", "alone", "alone", "alone"]
+    assert seen == ["", *[job] * 5]
     shown = (await client.get(f"/v1/jobs/{job}")).json()
     assert shown["status"] == "failed"
     assert shown["response"]["status_code"] == 500

@@ -5,7 +5,6 @@ local CLASSES = { 'interactive', 'standard', 'batch' }
 local time = now()
 local expiry = time + ask.lease_seconds
 local free_kv, free_rank = ask.kv_tokens, ask.adapter_rank
-local crowd = math.huge
 local taken, items, handed, hindered = {}, {}, {}, {}
 local blocked, skipped = {}, {}
 local resident = {}
@@ -47,16 +46,15 @@ local function is_idle()
 end
 
 -- A prediction is no need: an idle worker gets what it can at least begin.
-local function fits(item)
-  local neighbours = ask.running + #taken
-  if item.isolation == 'alone' and neighbours > 0 then
-    return false
-  elseif neighbours >= crowd or (item.isolation == 'few' and neighbours >= ask.few_neighbours) then
-    return false
-  elseif not is_resident(item) and item.rank > free_rank then
+local function has_room_for(item)
+  if not is_resident(item) and item.rank > free_rank then
     return false
   end
   return item.kv <= free_kv or (is_idle() and item.prompt + item.n <= free_kv)
+end
+
+local function fits(item)
+  return (item.suspects == '' or is_idle()) and has_room_for(item)
 end
 
 local function fits_when_idle(item)

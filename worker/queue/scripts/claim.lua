@@ -25,8 +25,7 @@ end
 
 local function take(item, picked_by)
   settle_shares(item, picked_by)
-  local alone = item.isolation == 'alone'
-  add_lease(item, ask.worker, ask.token, expiry, item.tokens / item.weight, alone)
+  add_lease(item, ask.worker, ask.token, expiry, item.tokens / item.weight)
   remove_ready(item)
   redis.call('HSET', key('item', item.id), 'predicted', item.predicted)
   free_kv = free_kv - item.kv
@@ -34,15 +33,11 @@ local function take(item, picked_by)
     free_rank = free_rank - item.rank
     resident[item.digest] = true
   end
-  if item.isolation == 'few' then
-    crowd = ask.few_neighbours
-  end
   last = item
   handed[item.class] = true
   hindered[item.id] = nil
   items[item.id] = nil
   taken[#taken + 1] = item
-  return alone
 end
 
 local function reserved()
@@ -65,32 +60,62 @@ local function reserved()
   return nil
 end
 
+-- Suspects run with their like and nobody else, so that whoever kills a worker is among them.
+local function take_suspects(group)
+  local last_one = ask.requests + ask.look_ahead
+  for _, member in ipairs(redis.call('ZRANGE', key('suspects', group), 0, last_one)) do
+    local item = look_up(string.sub(member, 17))
+    if #taken >= ask.requests then
+      break
+    elseif not item then
+      redis.call('ZREM', key('suspects', group), member)
+    elseif tombstoned(item.id) then
+      answer_cancelled(item)
+      items[item.id] = nil
+    elseif has_room_for(item) then
+      take(item, nil)
+    end
+  end
+  redis.call('SET', key('confined', ask.worker), group, 'PX', milliseconds(ask.lease_seconds))
+end
+
+local function take_others()
+  local item, lane = reserved(), nil
+  while #taken < ask.requests do
+    if not item then
+      item, lane = pick()
+    end
+    if not item then
+      return
+    elseif tombstoned(item.id) then
+      answer_cancelled(item)
+      items[item.id] = nil
+    else
+      take(item, lane)
+      if item.suspects ~= '' then
+        return take_suspects(item.suspects)
+      end
+    end
+    item, lane = nil, nil
+  end
+end
+
 local before = answered_before()
 if before then
   return before
 elseif redis.call('XLEN', key('events')) > ask.stream_limit then
-  return {}
-elseif ask.running > 0 and redis.call('HEXISTS', key('alone'), ask.worker) == 1 then
   return {}
 end
 
 for _, class in ipairs(CLASSES) do
   rebase(class, ask.rebase_at)
 end
-local item, lane = reserved(), nil
-while #taken < ask.requests do
-  if not item then
-    item, lane = pick()
-  end
-  if not item then
-    break
-  elseif tombstoned(item.id) then
-    answer_cancelled(item)
-    items[item.id] = nil
-  elseif take(item, lane) then
-    break
-  end
-  item, lane = nil, nil
+local group = ask.running > 0 and redis.call('GET', key('confined', ask.worker))
+if group then
+  take_suspects(group)
+else
+  redis.call('DEL', key('confined', ask.worker))
+  take_others()
 end
 
 local ids, leases = {}, {}

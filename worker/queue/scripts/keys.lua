@@ -9,7 +9,9 @@
 --   length:TENANT\0DIGEST  string, expiring: running mean of output lengths
 --   tomb:ID                string, expiring
 --   events, dead, tokens:ID stream
---   alone, reserved        hash  worker -> id: runs it alone; drains for it
+--   suspects:GROUP         zset  member by order, while ready: who may run together
+--   confined:WORKER        string, expiring: the group of suspects that it runs
+--   reserved               hash  worker -> id: drains for it
 --   claim:WORKER           string, expiring: the last claim, to answer it again
 
 local ask = cmsgpack.unpack(ARGV[1])

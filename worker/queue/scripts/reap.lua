@@ -11,7 +11,7 @@ for _, id in ipairs(expired) do
       request_id = id,
       attempt = item.attempt,
       worker = item.worker,
-      alone = item.alone,
+      alone = item.suspects == id,
     }), false)
     remove_lease(item, -item.charge)
     close(item, 'lost')

@@ -2,16 +2,15 @@
 
 local function load(id)
   local fields = redis.call('HMGET', key('item', id), 'meta', 'state', 'member', 'token', 'worker',
-    'charge', 'alone', 'passes', 'holder', 'held_until')
+    'charge', 'passes', 'holder', 'held_until')
   if not fields[2] then
     return nil
   end
   local item = cmsgpack.unpack(fields[1])
   item.state, item.member, item.token, item.worker = fields[2], fields[3], fields[4], fields[5]
   item.charge = tonumber(fields[6] or '0')
-  item.alone = fields[7] == '1'
-  item.passes = tonumber(fields[8] or '0')
-  item.holder, item.held_until = fields[9], tonumber(fields[10] or '0')
+  item.passes = tonumber(fields[7] or '0')
+  item.holder, item.held_until = fields[8], tonumber(fields[9] or '0')
   item.class = item.request_class
   return item
 end
@@ -35,26 +34,27 @@ local function add_ready(item)
   if item.deadline and item.class ~= 'interactive' then
     redis.call('ZADD', key('deadlines'), item.deadline, item.id)
   end
+  if item.suspects ~= '' then
+    redis.call('ZADD', key('suspects', item.suspects), item.order, item.member)
+  end
   redis.call('HSET', key('item', item.id), 'state', 'ready')
   count('ready', item.class, 1)
 end
 
 local function remove_ready(item)
   redis.call('ZREM', key('deadlines'), item.id)
+  redis.call('ZREM', key('suspects', item.suspects), item.member)
   drop_member(item.class, item.tenant, item.member)
 end
 
-local function add_lease(item, worker, token, expiry, tokens, alone)
+local function add_lease(item, worker, token, expiry, tokens)
   redis.call('ZADD', key('leases'), expiry, item.id)
   redis.call('HINCRBY', key('held', item.class), item.tenant, 1)
   join_busy(item.class, item.tenant)
   charge(item.class, item.tenant, tokens)
   redis.call('HSET', key('item', item.id), 'state', 'leased', 'worker', worker, 'token', token,
-    'charge', tokens, 'alone', alone and '1' or '0')
+    'charge', tokens)
   redis.call('HDEL', key('item', item.id), 'passes', 'holder', 'held_until')
-  if alone then
-    redis.call('HSET', key('alone'), worker, item.id)
-  end
   count('leased', item.class, 1)
 end
 
@@ -65,9 +65,6 @@ local function remove_lease(item, correction)
   if redis.call('HINCRBY', key('held', item.class), item.tenant, -1) <= 0 then
     redis.call('HDEL', key('held', item.class), item.tenant)
     leave('busy', item.class, item.tenant)
-  end
-  if item.alone and redis.call('HGET', key('alone'), item.worker) == item.id then
-    redis.call('HDEL', key('alone'), item.worker)
   end
   count('leased', item.class, -1)
 end

@@ -1,4 +1,4 @@
--- ask.ids, ask.tokens; answers {lost ids, cancelled ids}.
+-- ask.worker, ask.ids, ask.tokens; answers {lost ids, cancelled ids}.
 
 local lost, cancelled = {}, {}
 local expiry = now() + ask.lease_seconds
@@ -13,4 +13,5 @@ for i, id in ipairs(ask.ids) do
     lost[#lost + 1] = id
   end
 end
+redis.call('PEXPIRE', key('confined', ask.worker), milliseconds(ask.lease_seconds))
 return { lost, cancelled }
