@@ -21,7 +21,10 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-fno-math-errno",
+    "-ffp-contract=off",
+    "-Wno-psabi",
 )
+HEADER = Path(__file__).with_name("lanes.h")
 
 
 def cache_folder() -> Path:
@@ -54,7 +57,7 @@ def library(source: Path) -> ctypes.CDLL | None:
 
 def _compiled(source: Path, compiler: str) -> Path:
     """The shared library of this source, these flags and this kind of processor."""
-    text = source.read_bytes()
+    text = HEADER.read_bytes() + source.read_bytes()
     key = hashlib.sha256(repr((text, FLAGS, compiler, _processor())).encode()).hexdigest()[:24]
     target = cache_folder() / f"{source.parent.name}-{key}.so"
     if not target.is_file():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from kernels import backend
 from kernels.errors import KernelArgumentError, check_shape
+from kernels.paged_attention.prefixes import SharedPrefixes, find_shared_prefixes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +71,13 @@ class AttentionPlan:
     @property
     def num_tokens(self) -> int:
         return self.starts[-1]
+
+    @property
+    def shared_prefixes(self) -> SharedPrefixes:
+        """Found at first use; kernels that read a shared prefix once need it."""
+        if "shared prefixes" not in self.derived:
+            self.derived["shared prefixes"] = find_shared_prefixes(self)
+        return cast(SharedPrefixes, self.derived["shared prefixes"])
 
 
 def paged_attention(

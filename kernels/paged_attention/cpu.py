@@ -1,8 +1,10 @@
-"""Decodes by the C++ kernel, chunks of prompts by the reference's matrix products."""
+"""The C++ kernel: decodes, chunks of prompts and shared prefixes in one call."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,20 +13,26 @@ import torch
 from torch import Tensor
 
 from kernels import native
-from kernels.paged_attention import AttentionPlan, reference
+from kernels.paged_attention import AttentionPlan
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
+TILE_ROWS = 48  # queries times heads that share a key: what one walk over the keys serves
+_TASK_ROWS = 96
+_KEYS = 64  # as in cpu.cpp
+
 _I64, _F32, _PTR, _INT = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_int
-_ARGUMENTS: list[Any] = [_PTR] * 6 + [_I64] * 7 + [_F32, _I64, _F32, _PTR, _PTR, _INT, _INT]
+_ARGUMENTS: list[Any] = [_PTR] * 6 + [_I64] * 9 + [_F32, _I64, _F32, _PTR, _PTR, _INT, _INT]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Decodes:
-    """The sequences of a plan that have one query. All int64."""
+class _Walks:
+    """Launch metadata. All int64.
 
-    tables: Tensor  # [sequences, blocks]
-    lengths: Tensor  # [sequences]
-    rows: Tensor  # [sequences]
+    An item is up to TILE_ROWS rows of one sequence; a task is a run of items that share a prefix.
+    """
+
+    items: Tensor  # [items, 5]: sequence, first row, queries, first position, shared positions
+    tasks: Tensor  # [tasks + 1]: first item of each task
 
 
 def is_available(query: Tensor) -> bool:
@@ -48,71 +56,78 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.paged_attention.paged_attention`."""
-    query = query.contiguous()
-    out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[3])
-    reference.attend_groups(
-        reference.chunk_groups(plan, window, key_cache.shape[1]),
-        query,
-        key_cache,
-        value_cache,
-        out,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-    )
-    decodes = _decodes(plan)
-    if len(decodes.rows):
-        _decode(decodes, query, key_cache, value_cache, out, scale, window, softcap, sinks)
-    return out
-
-
-def _decodes(plan: AttentionPlan) -> _Decodes:
-    if "cpu" not in plan.derived:
-        indices = [index for index, count in enumerate(plan.query_lens) if count == 1]
-        plan.derived["cpu"] = _Decodes(
-            tables=plan.block_tables[indices].contiguous(),
-            lengths=torch.tensor([plan.kv_lens[index] for index in indices], dtype=torch.int64),
-            rows=torch.tensor([plan.starts[index] for index in indices], dtype=torch.int64),
-        )
-    return cast(_Decodes, plan.derived["cpu"])
-
-
-def _decode(
-    decodes: _Decodes,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    out: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> None:
-    library = native.library(SOURCE)
-    assert library is not None
-    function = library.batten_decode_attention
-    function.argtypes, function.restype = _ARGUMENTS, None
+    tokens, heads, _ = query.shape
     _, kv_heads, block_size, key_dim = key_cache.shape
-    sinks = None if sinks is None else sinks.float().contiguous()
-    function(
+    value_dim = value_cache.shape[3]
+    out = query.new_empty(tokens, heads, value_dim)
+    if not tokens:
+        return out
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    walks = _walks(plan, heads // kv_heads)
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    _function()(
         query.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
-        decodes.tables.data_ptr(),
-        decodes.lengths.data_ptr(),
-        decodes.rows.data_ptr(),
-        len(decodes.rows),
-        decodes.tables.shape[1],
-        query.shape[1],
+        plan.block_tables.data_ptr(),
+        walks.items.data_ptr(),
+        walks.tasks.data_ptr(),
+        walks.tasks.shape[0] - 1,
+        plan.block_tables.shape[1],
+        heads,
         kv_heads,
         key_dim,
-        value_cache.shape[3],
+        value_dim,
         block_size,
+        query.stride(0),
+        query.stride(1),
         scale,
         window or 0,
         softcap or 0.0,
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
-        int(query.dtype == torch.bfloat16),
+        query.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )
+    return out
+
+
+@functools.cache
+def _function() -> Any:
+    library = native.library(SOURCE)
+    assert library is not None
+    function = library.batten_paged_attention
+    function.argtypes, function.restype = _ARGUMENTS, None
+    return function
+
+
+def _walks(plan: AttentionPlan, group: int) -> _Walks:
+    key = ("cpu", group)
+    if key not in plan.derived:
+        items = list(_items(plan, max(1, TILE_ROWS // group)))
+        tasks = _tasks(items, max(1, _TASK_ROWS // group))
+        plan.derived[key] = _Walks(torch.tensor(items), torch.tensor(tasks))
+    return cast(_Walks, plan.derived[key])
+
+
+def _items(plan: AttentionPlan, queries: int) -> Iterator[tuple[int, int, int, int, int]]:
+    prefixes = plan.shared_prefixes
+    for index, blocks in zip(prefixes.order, prefixes.blocks, strict=True):
+        row, count = plan.starts[index], plan.query_lens[index]
+        position = plan.kv_lens[index] - count
+        shared = blocks * plan.block_size
+        for first in range(0, count, queries):
+            yield index, row + first, min(queries, count - first), position + first, shared
+            shared = position + min(first + queries, count)
+
+
+def _tasks(items: list[tuple[int, int, int, int, int]], queries: int) -> list[int]:
+    tasks, taken = [0], 0
+    for index, (_, _, count, _, shared) in enumerate(items):
+        if index and (shared < _KEYS or taken + count > queries):
+            tasks.append(index)
+            taken = 0
+        taken += count
+    return [*tasks, len(items)]

@@ -1,0 +1,236 @@
+// Sixteen float lanes, and what the kernels do with them, in the widest instructions that the
+// compiler's target has. Every sum is an explicit sequence of these, so that a number's bits
+// don't depend on where in a tile it is computed (-ffp-contract=off).
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace batten {
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint16_t HalfBits __attribute__((vector_size(32)));
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+constexpr int64_t LANES = 16;
+constexpr float INF = std::numeric_limits<float>::infinity();
+
+#if defined(__AVX512BF16__)
+constexpr bool BF16_DOT = true;
+#else
+constexpr bool BF16_DOT = false;
+#endif
+
+#if defined(__AVX512F__)
+constexpr int VECTORS = 4;  // of Lanes that a register tile is wide
+#else
+constexpr int VECTORS = 1;
+#endif
+
+inline Lanes broadcast(float x) {  // every bit of it: what it holds may be two numbers
+  return Lanes{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) || defined(__aarch64__)
+  Lanes out;
+  for (int i = 0; i < LANES; i++) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+#else
+  return a * b + c;
+#endif
+}
+
+inline Lanes raw(const void* x) {
+  Lanes lanes;
+  std::memcpy(&lanes, x, sizeof(lanes));
+  return lanes;
+}
+
+inline Lanes load(const float* x) { return raw(x); }
+
+inline Lanes load(const bfloat16* x) {
+  HalfBits half;
+  std::memcpy(&half, x, sizeof(half));
+  return (Lanes)(__builtin_convertvector(half, Bits) << 16);
+}
+
+template <typename T>
+inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
+  if (count >= LANES) return load(x);
+  T padded[LANES] = {};
+  std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
+  return load(padded);
+}
+
+inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof(x)); }
+
+inline void store(bfloat16* to, Lanes x) {  // rounds to nearest even, keeps NaN
+  const Bits bits = (Bits)x;
+  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Bits kept = (bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded;
+  const HalfBits half = __builtin_convertvector(kept, HalfBits);
+  std::memcpy(to, &half, sizeof(half));
+}
+
+template <typename T>
+inline void store(T* to, Lanes x, int64_t count) {
+  if (count >= LANES) return store(to, x);
+  T padded[LANES];
+  store(padded, x);
+  std::memcpy(to, padded, std::max<int64_t>(count, 0) * sizeof(T));
+}
+
+// A row of T as steps of 32 bits, each one or two numbers that one multiply-add takes.
+template <typename T>
+constexpr int64_t PER_STEP = 1;
+template <>
+constexpr int64_t PER_STEP<bfloat16> = BF16_DOT ? 2 : 1;
+
+template <typename T>
+inline Lanes load_steps(const T* x) {
+  if constexpr (PER_STEP<T> == 2) {
+    return raw(x);
+  } else {
+    return load(x);
+  }
+}
+
+template <typename T>
+inline Lanes load_steps(const T* x, int64_t count) {  // `count` numbers, then zeros
+  if (count >= LANES * PER_STEP<T>) return load_steps(x);
+  T padded[LANES * PER_STEP<T>] = {};
+  std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
+  return load_steps(padded);
+}
+
+template <typename T>
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes sums) {
+#if defined(__AVX512BF16__)
+  if constexpr (PER_STEP<T> == 2) {
+    return (Lanes)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+  }
+#endif
+  return fma(a, b, sums);
+}
+
+#define BATTEN_PAIR(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+
+inline Lanes low32(Lanes a, Lanes b) {
+  return BATTEN_PAIR(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+inline Lanes high32(Lanes a, Lanes b) {
+  return BATTEN_PAIR(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+inline Lanes low64(Lanes a, Lanes b) {
+  return BATTEN_PAIR(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+inline Lanes high64(Lanes a, Lanes b) {
+  return BATTEN_PAIR(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+inline Lanes low128(Lanes a, Lanes b) {  // quarters 0 and 2 of each
+  return BATTEN_PAIR(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+}
+inline Lanes high128(Lanes a, Lanes b) {  // quarters 1 and 3 of each
+  return BATTEN_PAIR(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+
+// Lane i of the result is the sum of all lanes of x[i]; all of them are summed in one order.
+inline Lanes sums_of(const Lanes (&x)[16]) {
+  Lanes quads[4];
+  for (int i = 0; i < 4; i++) {
+    const Lanes a = low32(x[4 * i], x[4 * i + 1]) + high32(x[4 * i], x[4 * i + 1]);
+    const Lanes b = low32(x[4 * i + 2], x[4 * i + 3]) + high32(x[4 * i + 2], x[4 * i + 3]);
+    quads[i] = low64(a, b) + high64(a, b);
+  }
+  const Lanes c = low128(quads[0], quads[1]) + high128(quads[0], quads[1]);
+  const Lanes d = low128(quads[2], quads[3]) + high128(quads[2], quads[3]);
+  return low128(c, d) + high128(c, d);
+}
+
+inline float sum(Lanes x) {
+  const Lanes a = x + BATTEN_PAIR(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  const Lanes b = a + BATTEN_PAIR(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  return (b[0] + b[2]) + (b[1] + b[3]);
+}
+
+inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+
+inline float largest(Lanes x) {
+  const Lanes a =
+      larger(x, BATTEN_PAIR(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  const Lanes b =
+      larger(a, BATTEN_PAIR(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  return std::max(std::max(b[0], b[2]), std::max(b[1], b[3]));
+}
+
+// to[i * stride] gets lane i of every x: a transposed square of 32-bit numbers.
+inline void store_transposed(const Lanes (&x)[16], float* to, int64_t stride) {
+  Lanes a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = low32(x[i], x[i + 1]);
+    a[i + 1] = high32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {  // b[i + j]: number j of each quarter, of rows i to i + 3
+    b[i] = low64(a[i], a[i + 2]);
+    b[i + 1] = high64(a[i], a[i + 2]);
+    b[i + 2] = low64(a[i + 1], a[i + 3]);
+    b[i + 3] = high64(a[i + 1], a[i + 3]);
+  }
+  for (int j = 0; j < 4; j++) {
+    const Lanes even01 = low128(b[j], b[4 + j]), odd01 = high128(b[j], b[4 + j]);
+    const Lanes even23 = low128(b[8 + j], b[12 + j]), odd23 = high128(b[8 + j], b[12 + j]);
+    store(to + j * stride, low128(even01, even23));
+    store(to + (4 + j) * stride, low128(odd01, odd23));
+    store(to + (8 + j) * stride, high128(even01, even23));
+    store(to + (12 + j) * stride, high128(odd01, odd23));
+  }
+}
+
+// exp(x) for x <= 0; relative error below 2e-7 (Cephes' expf), 0 below -87, NaN stays NaN.
+inline Lanes exp_negative(Lanes x) {
+  const Lanes clamped = x < -87.0f ? broadcast(-87.0f) : x;
+  const Lanes shifted = fma(clamped, broadcast(1.44269504f), broadcast(12582912.0f));
+  const Lanes n = shifted - 12582912.0f;  // rounded to the nearest integer
+  Lanes r = fma(n, broadcast(-0.693359375f), clamped);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Lanes p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p * r, r, r) + 1.0f;
+  const Lanes power = (Lanes)(((Ints)shifted - 0x4b400000 + 127) << 23);
+  return x < -87.0f ? Lanes{} : p * power;
+}
+
+inline float exp_negative(float x) { return exp_negative(broadcast(x))[0]; }
+
+inline Lanes hyperbolic_tangent(Lanes x) {
+  const Lanes size = x < 0.0f ? -x : x;
+  const Lanes e = exp_negative(size * -2.0f);
+  const Lanes quotient = (1.0f - e) / (1.0f + e);
+  const Lanes square = x * x;  // near 0 the quotient would lose digits
+  Lanes series = fma(square, broadcast(-17.0f / 315), broadcast(2.0f / 15));
+  series = fma(series, square, broadcast(-1.0f / 3));
+  series = fma(series * square, x, x);
+  return size < 0.1f ? series : (x < 0.0f ? -quotient : quotient);
+}
+
+}  // namespace batten
