@@ -18,6 +18,7 @@ from worker.queue.redis import (
     RedisTokenStream,
     RedisWorkerDirectory,
 )
+from worker.queue.settings import QueueSettings
 
 ROOMY = Capacity(kv_tokens=10**9, adapter_rank=1000, requests=100)
 PREFIX = "batten:{org/model}"
@@ -147,6 +148,28 @@ async def test_a_worker_stays_with_its_suspects_as_long_as_it_renews(client, que
     await client.pexpire(confined, 5_000)
     await queue.renew("w", leases)
     assert await client.pttl(confined) > 30_000
+
+
+async def test_readers_that_are_gone_and_hold_nothing_are_forgotten(client, queue, make, answer):
+    async def readers() -> list[str]:
+        found = await client.xinfo_consumers("batten:{org/model}:events", "collector")
+        return sorted(one["name"].decode() for one in found)
+
+    await queue.enqueue([make(), make()])
+    for lease in await queue.claim("w", ROOMY):
+        await queue.finish(lease, answer(lease))
+    patient = RedisEventStream(client, queue.model)
+    (acknowledged,) = await patient.read("done", 1, 0)
+    (held,) = await patient.read("dead-with-work", 1, 0)
+    await patient.ack([acknowledged.entry_id])
+    await patient.read("alive", 1, 0)
+    assert await readers() == ["alive", "dead-with-work", "done"]
+    hasty = RedisEventStream(client, queue.model, settings=QueueSettings(reclaim_seconds=0.01))
+    while not (again := await hasty.read("alive", 10, 0)):
+        assert "dead-with-work" in await readers()
+    assert again == [held]
+    while await readers() != ["alive"]:
+        await hasty.read("alive", 10, 0)
 
 
 async def test_models_do_not_see_each_other(client, queue, make):

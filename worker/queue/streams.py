@@ -14,7 +14,7 @@ from worker.protocol.messages import GenerationEvent
 from worker.protocol.types import RequestId
 from worker.queue.base import StreamEntry
 from worker.queue.connection import SOCKET_TIMEOUT, address, reaching
-from worker.queue.lua import prefix
+from worker.queue.lua import Scripts, prefix
 from worker.queue.settings import QueueSettings
 
 _LONGEST_BLOCK = SOCKET_TIMEOUT / 2
@@ -25,7 +25,7 @@ Entries = list[tuple[bytes, dict[bytes, bytes]]]
 class RedisEventStream:
     """An EventStream read by consumer group `group`. Acknowledging deletes, so the stream's
     length is what is pending. Entries unacknowledged for `reclaim_seconds` are read again by
-    whoever asks next, their first reader included."""
+    whoever asks next, their first reader included; readers silent for so long are forgotten."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class RedisEventStream:
         self._client = client
         self._settings = settings or QueueSettings()
         self._group = group
+        self._scripts = Scripts(client, prefix(model))
         self._stream = f"{prefix(model)}:events"
         self._dead = f"{prefix(model)}:dead"
         self._address = address(client)
@@ -110,6 +111,7 @@ class RedisEventStream:
         )
         entries = _present(reply[1])
         if not entries:
+            await self._scripts.run("retire_readers", {"group": self._group, "seconds": idle})
             self._scanned_at[consumer] = time.monotonic()
         return entries
 
