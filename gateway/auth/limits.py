@@ -17,6 +17,10 @@ class Limits(BaseModel):
 
     requests_per_minute: Most | None = None
     tokens_per_minute: Most | None = None
+    enqueued_tokens: Most | None = Field(
+        default=None,
+        description="Prompt tokens of a model that wait in batches; null: the deployment's",
+    )
     concurrent_jobs: Most | None = Field(default=None, description="Jobs that have not ended")
 
 

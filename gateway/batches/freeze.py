@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.batches.repository import LineRepository
+from gateway.billing.accounts import Change, apply
+from gateway.jobs.settlement import dequeue
+from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.models import Batch
 from worker.protocol.types import RequestId
@@ -43,9 +46,16 @@ async def freeze(
     stopped = Stopped()
     if "running" in states:
         stopped = await in_queue(session, batch)
-    tokens = await lines.end(session, states, ending, ERRORS[ending])
-    setattr(batch, ending, getattr(batch, ending) + len(tokens))
-    batch.enqueued_tokens -= sum(tokens)
+    ended = await lines.end(session, states, ending, ERRORS[ending])
+    setattr(batch, ending, getattr(batch, ending) + len(ended))
+    batch.enqueued_tokens -= sum(line.prompt_tokens for line in ended)
+    if batch.model is None:
+        waited: dict[tuple[str, str], int] = defaultdict(int)
+        for line in ended:
+            waited[batch.id, line.model] += line.prompt_tokens
+        await dequeue(session, waited)
+    released = Change(released=sum(line.reserved_nano for line in ended))
+    await apply(session, {batch.tenant_id: released}, now_ms())
     return stopped
 
 

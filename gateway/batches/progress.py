@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -12,10 +13,11 @@ from gateway.auth.scope import scope_for_background
 from gateway.batches.checking import Checked
 from gateway.batches.lines import Problem
 from gateway.batches.reader import Chunk
-from gateway.batches.repository import BatchRepository, LineRepository
+from gateway.batches.repository import BatchRepository, HeldLines, LineRepository
 from gateway.batches.rows import held_row, refused_row
 from gateway.batches.state import check_transition
 from gateway.batches.sweep import activity
+from gateway.billing.accounts import BudgetExceeded, reserve
 from gateway.billing.service import price_for
 from gateway.jobs.settlement import begin_finalizing, is_finished
 from gateway.kit.clock import now_ms
@@ -103,35 +105,44 @@ async def conclude(context: Context, batch_id: str) -> bool:
         await heartbeats.clear(session, activity(batch_id))
         repository = BatchRepository(session, scope_for_background(batch.tenant_id))
         lines = LineRepository(session, batch_id)
-        await repository.lock_tenant()
-        models = await lines.models()
-        batch.model = models[0] if len(models) == 1 else None
-        problem = await _whole_file_problem(context, repository, batch)
+        limits = await repository.lock_tenant()
+        limit = limits.enqueued_tokens or context.settings.enqueued_tokens
+        held = await lines.held()
+        batch.model = held[0].model if len(held) == 1 else None
+        problem = await _whole_file_problem(repository, batch, held, limit)
         if batch.errors or problem:
             await _fail(lines, batch, problem)
             return False
+        await lines.release()
+        try:
+            await reserve(session, batch.tenant_id, sum(of.reserved_nano for of in held))
+        except BudgetExceeded as error:
+            await _fail(lines, batch, Problem("budget_exceeded", error.message))
+            return False
+        if len(held) > 1:
+            await lines.begin_models(held)
         check_transition(batch.status, "in_progress")
         batch.status, batch.in_progress_at = "in_progress", now_ms()
-        await lines.release()
         if is_finished(batch):
             begin_finalizing(batch, now_ms())
         return batch.status == "finalizing"
 
 
 async def _whole_file_problem(
-    context: Context, repository: BatchRepository, batch: Batch
+    repository: BatchRepository, batch: Batch, held: Sequence[HeldLines], limit: int
 ) -> Problem | None:
     if batch.total == 0:
         return Problem("empty_file", "The input file has no requests.", "input_file_id")
-    limit = context.settings.enqueued_tokens
-    if await repository.enqueued_tokens(batch.model) + batch.enqueued_tokens <= limit:
-        return None
-    return Problem(
-        "token_limit_exceeded",
-        f"Enqueued token limit reached for {batch.model or 'several models'} in organization "
-        f"{batch.tenant_id}. Limit: {limit:,} enqueued tokens. Please try again once some "
-        "in_progress batches have been completed.",
-    )
+    enqueued = await repository.enqueued_tokens()
+    for of in held:
+        if enqueued.get(of.model, 0) + of.prompt_tokens > limit:
+            return Problem(
+                "token_limit_exceeded",
+                f"Enqueued token limit reached for {of.model} in organization "
+                f"{batch.tenant_id}. Limit: {limit:,} enqueued tokens. Please try again once some "
+                "in_progress batches have been completed.",
+            )
+    return None
 
 
 async def refuse(context: Context, batch_id: str, problem: Problem) -> None:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Select, delete, exists, func, literal, select, update
 
+from gateway.auth.limits import Limits
 from gateway.auth.scope import TenantScope
 from gateway.jobs.states import is_out
 from gateway.kit.clock import now_ms
 from gateway.kit.database import Database, ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.kit.sql import insert_ignoring
-from gateway.models import Batch, Request, Result, Tenant
+from gateway.models import Batch, BatchModel, Request, Result, Tenant
 from gateway.models.base import Json
 
 Session = ReadSession | WriteSession
@@ -37,24 +40,45 @@ class BatchRepository:
     def add(self, row: Batch) -> None:
         self._session.add(row)
 
-    async def lock_tenant(self) -> None:
+    async def lock_tenant(self) -> Limits:
         """Serialises decisions about what the tenant may have enqueued."""
-        await self._session.execute(
-            select(Tenant.id)
+        limits = await self._session.scalar(
+            select(Tenant.limits)
             .where(Tenant.id == self._scope.tenant_id)
             .with_for_update(key_share=True)
         )
+        return Limits.model_validate(limits)
 
-    async def enqueued_tokens(self, model: str | None) -> int:
-        """Prompt tokens of the tenant's running batches of one model."""
-        total = await self._session.scalar(
-            select(func.sum(Batch.enqueued_tokens)).where(
-                Batch.tenant_id == self._scope.tenant_id,
-                Batch.status.in_(("in_progress", "cancelling")),
-                Batch.model == model if model is not None else Batch.model.is_(None),
-            )
+    async def enqueued_tokens(self) -> Mapping[str, int]:
+        """Prompt tokens that wait in the tenant's running batches, by model."""
+        running = (
+            Batch.tenant_id == self._scope.tenant_id,
+            Batch.status.in_(("in_progress", "cancelling")),
         )
-        return int(total or 0)
+        of_one = select(Batch.model, func.sum(Batch.enqueued_tokens))
+        of_several = select(BatchModel.model, func.sum(BatchModel.enqueued_tokens))
+        totals: dict[str, int] = defaultdict(int)
+        for rows in (
+            of_one.where(*running, Batch.model.is_not(None)).group_by(Batch.model),
+            of_several.join(Batch, Batch.id == BatchModel.batch_id)
+            .where(*running)
+            .group_by(BatchModel.model),
+        ):
+            for model, tokens in await self._session.execute(rows):
+                totals[str(model)] += int(tokens)
+        return totals
+
+
+class HeldLines(NamedTuple):
+    model: str
+    prompt_tokens: int
+    reserved_nano: int
+
+
+class EndedLine(NamedTuple):
+    model: str
+    prompt_tokens: int
+    reserved_nano: int
 
 
 class LineRepository:
@@ -70,12 +94,24 @@ class LineRepository:
         )
         return {custom_id for custom_id in rows if custom_id is not None}
 
-    async def models(self) -> Sequence[str]:
-        """Names that valid lines ask for; two are enough to know that there are several."""
-        rows = select(Request.model).where(
-            Request.batch_id == self._batch_id, Request.state == "held"
+    async def held(self) -> list[HeldLines]:
+        """What valid lines ask for, by model."""
+        rows = select(
+            Request.model, func.sum(Request.prompt_tokens), func.sum(Request.reserved_nano)
+        ).where(Request.batch_id == self._batch_id, Request.state == "held")
+        rows = rows.group_by(Request.model).order_by(Request.model)
+        return [
+            HeldLines(model, int(tokens), int(nano))
+            for model, tokens, nano in await self._session.execute(rows)
+        ]
+
+    async def begin_models(self, held: Sequence[HeldLines]) -> None:
+        """For a batch of several models: what waits of each."""
+        self._session.add_all(
+            BatchModel(batch_id=self._batch_id, model=of.model, enqueued_tokens=of.prompt_tokens)
+            for of in held
         )
-        return (await self._session.scalars(rows.distinct().limit(2))).all()
+        await self._session.flush()
 
     async def release(self) -> None:
         """Validation is over: held lines may run."""
@@ -106,16 +142,16 @@ class LineRepository:
 
     async def end(
         self, session: WriteSession, states: Sequence[str], state: str, error: dict[str, str]
-    ) -> list[int]:
-        """Ends lines in `states` with the same error. Returns their prompt tokens."""
-        ended = await session.scalars(
+    ) -> list[EndedLine]:
+        """Ends lines in `states` with the same error."""
+        ended = await session.execute(
             update(Request)
             .where(Request.batch_id == self._batch_id, Request.state.in_(states))
             .values(state=state, finished_at=now_ms())
-            .returning(Request.prompt_tokens)
+            .returning(Request.model, Request.prompt_tokens, Request.reserved_nano)
             .execution_options(synchronize_session=False)
         )
-        tokens = list(ended)
+        lines = [EndedLine(*row) for row in ended]
         without = select(Request.id, literal(error, Json), literal(now_ms())).where(
             Request.batch_id == self._batch_id,
             Request.state == state,
@@ -123,7 +159,7 @@ class LineRepository:
         )
         columns = ["request_id", "error", "created_at"]
         await session.execute(insert_ignoring(session, Result).from_select(columns, without))
-        return tokens
+        return lines
 
 
 async def finished_lines(

@@ -17,7 +17,7 @@ def held_row(batch: Batch, line: RawLine, custom_id: str, plan: Plan) -> dict[st
     prefix = plan.generation.prefix
     return {
         **_row(batch, line, custom_id),
-        **pinned(plan),
+        **pinned(plan, "batch"),
         "state": "held",
         "sort_key": sort_key(batch.expires_at, plan.target.revision_id, prefix, line.number),
         "finished_at": None,
@@ -35,6 +35,7 @@ def refused_row(
         "seed": 0,
         "prompt_tokens": 0,
         "max_tokens": 0,
+        "reserved_nano": 0,
         "state": "failed",
         "sort_key": "",
         "finished_at": now_ms(),

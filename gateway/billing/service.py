@@ -45,6 +45,13 @@ def amount_nano(
     return (full * price.batch_percent + 50) // 100
 
 
+def most_nano(price: Price, request_class: RequestClass, prompt: int, completion: int) -> int:
+    """The most that it can cost, whatever is cached."""
+    return max(
+        amount_nano(price, request_class, prompt, cached, completion) for cached in (0, prompt)
+    )
+
+
 def dollars(nano: int) -> str:
     """Exact: 1_500_000_000 → "1.500000000"."""
     sign, amount = ("-" if nano < 0 else ""), abs(nano)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.auth.idempotency import Idempotency
 from gateway.auth.principal import Principal
+from gateway.billing.accounts import reserve
 from gateway.errors import Unavailable
 from gateway.jobs.dispatch import CANCELLED
 from gateway.jobs.generation import Endpoint
@@ -56,7 +57,7 @@ class Call:
 async def begin(context: Context, caller: Caller, endpoint: Endpoint, body: dict[str, Any]) -> Call:
     """Submits and dispatches, or finds what the same call has submitted before. Raises
     BadRequest, NotFound (model), Unavailable when no live worker serves the model, Conflict
-    (`idempotency_conflict`), TooManyRequests, QueueUnavailable."""
+    (`idempotency_conflict`), TooManyRequests, BudgetExceeded, QueueUnavailable."""
     refuse_nul(body, "body")
     principal = caller.principal
     async with context.database.read() as session:
@@ -108,6 +109,7 @@ async def _store(context: Context, caller: Caller, row: Request) -> tuple[Reques
         async def create() -> dict[str, Any]:
             repository.add(row)
             await session.flush()
+            await reserve(session, row.tenant_id, row.reserved_nano)
             return {"request_id": row.id}
 
         recalled = await caller.idempotency.recall(session, caller.fingerprint, create)

@@ -1,6 +1,7 @@
 """Requests and batches that one transaction is about to change.
 
-Every writer locks batches first, then requests, each in the order of their ids.
+Every writer locks batches first, then requests, then accounts (`billing.accounts`), each in the
+order of their ids.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Standing:
     prompt_tokens: int
     max_tokens: int
     price_id: str
+    reserved_nano: int
     created_at: int
     started_at: int | None
     cancel_requested_at: int | None

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.auth.principal import Principal
 from gateway.auth.scope import TenantScope
+from gateway.billing.accounts import reserve
 from gateway.errors import BadRequest, Conflict, NotFound, TooManyRequests
 from gateway.jobs.dispatch import CANCELLED, dispatch
 from gateway.jobs.locking import lock
@@ -75,7 +76,7 @@ async def prepare_job(
 
 
 async def add_job(session: WriteSession, principal: Principal, row: Request) -> None:
-    """Raises TooManyRequests."""
+    """Raises TooManyRequests, BudgetExceeded."""
     repository = JobRepository(session, principal.scope)
     most = principal.limits.concurrent_jobs
     if most is not None:
@@ -89,6 +90,7 @@ async def add_job(session: WriteSession, principal: Principal, row: Request) -> 
             )
     repository.add(row)
     await session.flush()
+    await reserve(session, row.tenant_id, row.reserved_nano)
 
 
 async def dispatch_now(context: Context, row: Request, planned: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Ends requests: state, result, usage and batch counts in one transaction, exactly once.
+"""Ends requests: state, result, usage, batch counts and account in one transaction, exactly once.
 
 The first terminal state wins; what comes later changes nothing and bills nothing.
 """
@@ -6,12 +6,13 @@ The first terminal state wins; what comes later changes nothing and bills nothin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select, update
 
+from gateway.billing.accounts import Change, apply
 from gateway.billing.service import amount_nano
 from gateway.jobs.locking import Locked, Standing
 from gateway.jobs.states import TERMINAL, TerminalState
@@ -19,7 +20,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.sql import insert_new, update_rows
-from gateway.models import Batch, Price, Request, Result, UsageRecord
+from gateway.models import Batch, BatchModel, Price, Request, Result, UsageRecord
 from worker.protocol.types import RequestClass, TokenUsage
 
 
@@ -53,8 +54,11 @@ async def settle(
         for request_id, each in settled.items()
     ]
     await update_rows(session, Request, ended)
-    await _insert_usage(session, locked, settled, now)
-    return _count(locked, settled, now)
+    used = await _insert_usage(session, locked, settled, now)
+    done = _count(locked, settled, now)
+    await dequeue(session, _waited(locked, settled))
+    await apply(session, _changes(locked, settled, used), now)
+    return done
 
 
 async def _insert_results(
@@ -75,12 +79,12 @@ async def _insert_results(
 
 async def _insert_usage(
     session: WriteSession, locked: Locked, settlements: Mapping[str, Settlement], now: int
-) -> None:
+) -> list[dict[str, Any]]:
     used = {
         request_id: each.usage for request_id, each in settlements.items() if each.usage is not None
     }
     if not used:
-        return
+        return []
     price_ids = sorted({locked.requests[request_id].price_id for request_id in used})
     prices = await session.scalars(select(Price).where(Price.id.in_(price_ids)))
     by_id = {price.id: price for price in prices}
@@ -91,6 +95,19 @@ async def _insert_usage(
         for request_id, usage in used.items()
     ]
     await insert_new(session, UsageRecord, rows)
+    return rows
+
+
+def _changes(
+    locked: Locked, settled: Iterable[str], used: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Change]:
+    changes: dict[str, Change] = defaultdict(Change)
+    for request_id in settled:
+        request = locked.requests[request_id]
+        changes[request.tenant_id].released += request.reserved_nano
+    for row in used:
+        changes[row["tenant_id"]].spent += row["amount_nano"]
+    return changes
 
 
 def _usage_row(request: Standing, usage: TokenUsage, price: Price, now: int) -> dict[str, Any]:
@@ -142,6 +159,35 @@ def _count_one(batch: Batch, request: Standing, settlement: Settlement) -> None:
         batch.prompt_tokens += usage.prompt
         batch.cached_tokens += usage.cached
         batch.completion_tokens += usage.completion
+
+
+def _waited(locked: Locked, ended: Iterable[str]) -> Mapping[tuple[str, str], int]:
+    """Prompt tokens that wait no more, by batch and model, in batches of several models."""
+    tokens: dict[tuple[str, str], int] = defaultdict(int)
+    for request_id in ended:
+        request = locked.requests[request_id]
+        if request.batch_id and locked.batches[request.batch_id].model is None:
+            tokens[request.batch_id, request.model] += request.prompt_tokens
+    return tokens
+
+
+async def dequeue(session: WriteSession, tokens: Mapping[tuple[str, str], int]) -> None:
+    """`tokens` by batch, which is locked, and model."""
+    if not tokens:
+        return
+    rows = BatchModel.__table__
+    statement = (
+        update(BatchModel)
+        .where(rows.c.batch_id == bindparam("of_batch"), rows.c.model == bindparam("of_model"))
+        .values(enqueued_tokens=rows.c.enqueued_tokens - bindparam("count"))
+    )
+    await (await session.connection()).execute(
+        statement,
+        [
+            {"of_batch": batch_id, "of_model": model, "count": count}
+            for (batch_id, model), count in tokens.items()
+        ],
+    )
 
 
 def is_finished(batch: Batch) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.adapters.service import ResolvedModel, resolve_model
 from gateway.auth.scope import TenantScope
-from gateway.billing.service import price_for
+from gateway.billing.service import most_nano, price_for
 from gateway.errors import BadRequest, Unavailable
 from gateway.jobs.dispatch import Prepared
 from gateway.jobs.generation import Generation, fit, parse_generation, text_length
@@ -153,18 +153,21 @@ def new_request(
         user_metadata=metadata,
         created_at=now,
         deadline_at=deadline_at,
-        **pinned(plan),
+        **pinned(plan, request_class),
     )
 
 
-def pinned(plan: Plan) -> dict[str, Any]:
+def pinned(plan: Plan, request_class: RequestClass) -> dict[str, Any]:
     """Columns that never change after submission."""
+    prompt = len(plan.generation.prompt_ids)
+    price, completion = plan.target.price, plan.most_tokens - prompt
     return {
         "model": plan.target.name,
         "base_model": plan.target.resolved.base.name,
         "adapter_revision_id": plan.target.revision_id,
         "seed": plan.seed,
-        "prompt_tokens": len(plan.generation.prompt_ids),
+        "prompt_tokens": prompt,
         "max_tokens": plan.max_tokens,
-        "price_id": plan.target.price.id,
+        "price_id": price.id,
+        "reserved_nano": most_nano(price, request_class, prompt, completion),
     }

@@ -1,8 +1,9 @@
 """All tables. Import models from here."""
 
+from gateway.models.account import Account, Budget
 from gateway.models.adapter import Adapter, AdapterGrant, AdapterRevision, BaseModel
 from gateway.models.base import Base
-from gateway.models.batch import Batch
+from gateway.models.batch import Batch, BatchModel
 from gateway.models.control import Heartbeat
 from gateway.models.file import File
 from gateway.models.request import Request, Result
@@ -17,6 +18,7 @@ from gateway.models.webhook import (
 )
 
 __all__ = [
+    "Account",
     "Adapter",
     "AdapterGrant",
     "AdapterRevision",
@@ -24,6 +26,8 @@ __all__ = [
     "Base",
     "BaseModel",
     "Batch",
+    "BatchModel",
+    "Budget",
     "File",
     "Heartbeat",
     "IdempotencyKey",

@@ -10,6 +10,16 @@ from gateway.models.base import Base, Count, Id, JsonObject, Ms
 _OPEN = "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
 
 
+class BatchModel(Base):
+    """Prompt tokens that wait of one model, in a batch that asks for several (`model` null)."""
+
+    __tablename__ = "batch_models"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batches.id"), primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    enqueued_tokens: Mapped[Count]
+
+
 class Batch(Base):
     """Many requests from one input file (status transitions: `gateway.batches.state`).
 

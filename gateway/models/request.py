@@ -17,7 +17,8 @@ class Request(Base):
     one (`gateway.collector.suspects`). `body` holds a job's body; a batch line's lies
     in the input file at [input_offset, input_offset + input_length). `sort_key` groups lines
     that share a prefix. The seed, the adapter revision and the price are pinned at submission.
-    `webhook_*` say who is told of a job's end. `deadline_at` is when it expires.
+    `reserved_nano` is the most it may cost: part of the tenant's account while it is open (not
+    while it is held). `webhook_*` say who is told of a job's end. `deadline_at` is when it expires.
     """
 
     __tablename__ = "requests"
@@ -93,6 +94,7 @@ class Request(Base):
     body: Mapped[JsonObject | None]
     user_metadata: Mapped[JsonObject | None]
     price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"))
+    reserved_nano: Mapped[Count]
     webhook_endpoint_id: Mapped[str | None]
     webhook_url: Mapped[str | None]
     created_at: Mapped[Ms]

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import ApiKey, Tenant, UsageRecord
+from gateway.models import Account, ApiKey, Tenant, UsageRecord
 
 
 class TenantRepository:
@@ -49,5 +49,5 @@ class TenantRepository:
         requests, used = row.one()
         return int(requests), int(used or 0)
 
-    def add(self, row: Tenant | ApiKey) -> None:
+    def add(self, row: Tenant | ApiKey | Account) -> None:
         self._session.add(row)

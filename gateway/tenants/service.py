@@ -12,7 +12,7 @@ from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
-from gateway.models import ApiKey, Tenant
+from gateway.models import Account, ApiKey, Tenant
 from gateway.tenants.repository import TenantRepository
 
 ADMIN_SCOPES = ("admin",)
@@ -33,6 +33,8 @@ async def create_tenant(session: WriteSession, name: str, weight: float = 1.0) -
         raise Conflict(f"A tenant named '{name}' exists.", code="name_taken", param="name")
     tenant = Tenant(id=new_id("tenant"), name=name, weight=weight, limits={}, created_at=now_ms())
     repository.add(tenant)
+    await session.flush()
+    repository.add(Account(tenant_id=tenant.id, month="", warned_month=""))
     await session.flush()
     return tenant
 

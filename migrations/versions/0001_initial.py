@@ -75,6 +75,26 @@ def create_tables() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_tenants_name")),
     )
     op.create_table(
+        "accounts",
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("reserved_nano", sa.BigInteger(), nullable=False),
+        sa.Column("month", sa.String(), nullable=False),
+        sa.Column("spent_nano", sa.BigInteger(), nullable=False),
+        sa.Column("warned_month", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_accounts_tenant_id")),
+        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_accounts")),
+    )
+    op.create_table(
+        "budgets",
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("month", sa.String(), nullable=False),
+        sa.Column("soft_nano", sa.BigInteger(), nullable=True),
+        sa.Column("hard_nano", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_budgets_tenant_id")),
+        sa.PrimaryKeyConstraint("tenant_id", "month", name=op.f("pk_budgets")),
+    )
+    op.create_table(
         "adapters",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("tenant_id", sa.String(length=64), nullable=True),
@@ -258,6 +278,16 @@ def create_tables() -> None:
         "ix_batches_tenant_created", "batches", ["tenant_id", "created_at", "id"], unique=False
     )
     op.create_table(
+        "batch_models",
+        sa.Column("batch_id", sa.String(length=64), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("enqueued_tokens", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["batch_id"], ["batches.id"], name=op.f("fk_batch_models_batch_id")
+        ),
+        sa.PrimaryKeyConstraint("batch_id", "model", name=op.f("pk_batch_models")),
+    )
+    op.create_table(
         "requests",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("tenant_id", sa.String(length=64), nullable=False),
@@ -286,6 +316,7 @@ def create_tables() -> None:
         sa.Column("body", JSON, nullable=True),
         sa.Column("user_metadata", JSON, nullable=True),
         sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("reserved_nano", sa.BigInteger(), nullable=False),
         sa.Column("webhook_endpoint_id", sa.String(), nullable=True),
         sa.Column("webhook_url", sa.String(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
@@ -641,6 +672,7 @@ def downgrade() -> None:
             "status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
         ),
     )
+    op.drop_table("batch_models")
     op.drop_table("batches")
     op.drop_index(op.f("ix_adapter_grants_tenant_id"), table_name="adapter_grants")
     op.drop_table("adapter_grants")
@@ -664,6 +696,8 @@ def downgrade() -> None:
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
     op.drop_table("adapters")
+    op.drop_table("budgets")
+    op.drop_table("accounts")
     op.drop_table("tenants")
     op.drop_index(op.f("ix_prices_model"), table_name="prices")
     op.drop_table("prices")
