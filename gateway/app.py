@@ -14,6 +14,7 @@ from gateway.adapters import endpoints as adapters
 from gateway.adapters import models_endpoints as models
 from gateway.adapters.base_models import register_configured_model
 from gateway.batches import endpoints as batches
+from gateway.billing import budget_endpoints as budgets
 from gateway.billing import endpoints as billing
 from gateway.chat import endpoints as chat
 from gateway.files import endpoints as files
@@ -40,6 +41,7 @@ ROUTERS = (
     usage.router,
     tenants.router,
     billing.router,
+    budgets.router,
     ops.router,
 )
 

@@ -9,7 +9,7 @@ locked in the order of their ids, once per transaction, however many requests it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, case, func, select, update
@@ -20,6 +20,8 @@ from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.months import month_of
 from gateway.models import Account, Budget
+from gateway.webhooks.events import NewEvent
+from gateway.webhooks.service import record_all
 
 EVERY_MONTH = "*"
 _UNLIMITED = 2**63 - 1
@@ -68,14 +70,36 @@ async def apply(session: WriteSession, changes: Mapping[str, Change], at: int) -
         .with_for_update()
         .execution_options(populate_existing=True)
     )
-    month = month_of(at)
-    for account in accounts.all():
+    month, locked = month_of(at), accounts.all()
+    for account in locked:
         change = changes[account.tenant_id]
         account.reserved_nano -= change.released
         if account.month < month:
             account.month, account.spent_nano = month, 0
         if account.month == month:
             account.spent_nano += change.spent
+    await warn(session, locked)
+
+
+async def warn(session: WriteSession, accounts: Collection[Account]) -> None:
+    """Tells tenants, once a month, that what they spent has reached their soft budget. The
+    accounts are locked."""
+    unwarned = {a.tenant_id: a for a in accounts if a.warned_month < a.month and a.spent_nano}
+    if not unwarned:
+        return
+    months = {EVERY_MONTH, *(account.month for account in unwarned.values())}
+    budgets = await session.scalars(
+        select(Budget).where(Budget.tenant_id.in_(unwarned), Budget.month.in_(months))
+    )
+    soft = {(budget.tenant_id, budget.month): budget.soft_nano for budget in budgets}
+    events = []
+    for tenant_id, account in sorted(unwarned.items()):
+        limit = soft.get((tenant_id, account.month), soft.get((tenant_id, EVERY_MONTH)))
+        if limit is not None and account.spent_nano >= limit:
+            account.warned_month = account.month
+            data = {"id": account.month}
+            events.append(NewEvent(tenant_id, "budget.threshold_reached", data))
+    await record_all(session, events)
 
 
 async def budget_of(

@@ -2,7 +2,8 @@
 
     Σ usage rows  =  Σ the batch's counters  =  Σ usage inside what was delivered,
 
-each completed request is metered exactly once, at its pinned price, and nothing else is.
+each completed request is metered exactly once, at its pinned price, and nothing else is; and every
+account holds Σ reservations of the tenant's open requests.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ async def audit(database: Database, store: ObjectStore) -> list[Violation]:
             *[
                 Violation(id_, f"meters a request that is {state}, or not as it was submitted")
                 for id_, state in await repository.wrongly_metered()
+            ],
+            *[
+                Violation(id_, f"reserves {held}, due is {due}")
+                for id_, held, due in await repository.reservations()
             ],
             *await _check_records(repository),
             *await _check_batches(repository),

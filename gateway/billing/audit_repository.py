@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, cast, func, literal_column, or_, select
 
 from gateway.kit.database import ReadSession
-from gateway.models import Batch, File, Price, Request, Result, UsageRecord
+from gateway.models import Account, Batch, File, Price, Request, Result, UsageRecord
 
 _ENDED = ("completed", "expired", "cancelled")
 _CHUNK = 1000
+_IS_OPEN: ColumnElement[bool] = literal_column(
+    "requests.state IN ('queued', 'dispatched', 'running')"
+)  # literal, for the partial index
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,23 @@ class AuditRepository:
             )
             for batch, *row in await self._session.execute(rows.order_by(Batch.id))
         ]
+
+    async def reservations(self) -> Sequence[tuple[str, int, int]]:
+        """Accounts that do not hold what the tenant's open requests reserved: tenant, held, due."""
+        open_sum = (
+            select(Request.tenant_id, func.sum(Request.reserved_nano).label("due"))
+            .where(_IS_OPEN)
+            .group_by(Request.tenant_id)
+            .subquery()
+        )
+        due = cast(func.coalesce(open_sum.c.due, 0), BigInteger)
+        rows = (
+            select(Account.tenant_id, Account.reserved_nano, due)
+            .outerjoin(open_sum, open_sum.c.tenant_id == Account.tenant_id)
+            .where(Account.reserved_nano != due)
+            .order_by(Account.tenant_id)
+        )
+        return [(row[0], row[1], row[2]) for row in await self._session.execute(rows)]
 
     async def outputs(self) -> Sequence[tuple[Batch, File | None]]:
         """Ended batches with their output, unless its blob is gone."""

@@ -43,7 +43,7 @@ CURSORS = {
     "GET /v1/adapters": "adapter_id",
     "GET /v1/adapters/{adapter}/revisions": "revision_id",
 }
-OWN_DATA = {"GET /v1/models", "GET /v1/usage"}  # nothing in them names an object
+OWN_DATA = {"GET /v1/models", "GET /v1/usage", "GET /v1/budget"}  # nothing in them names an object
 CREATES = {"POST /v1/files", "POST /v1/adapters"}  # of uploads: nothing is named
 OPEN = {"GET /healthz", "GET /readyz"}
 

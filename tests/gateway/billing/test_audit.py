@@ -11,7 +11,7 @@ from sqlalchemy import delete, update
 
 from gateway.billing.audit import audit, run_audit
 from gateway.kit.store import delete_blob
-from gateway.models import Batch, Request, Result, UsageRecord
+from gateway.models import Account, Batch, Request, Result, UsageRecord
 
 CHAT = "/v1/chat/completions"
 
@@ -55,6 +55,7 @@ TAMPERING = [
     (update(Batch).values(completed=4), "4 completed, 5 metered"),
     (update(Batch).values(output_file_id=None), "its output holds 0 lines"),
     (update(Request).values(state="failed"), "meters a request that is failed"),
+    (update(Account).values(reserved_nano=7), "reserves 7, due is 0"),
     (update(Result).values(body={"usage": {"prompt_tokens": 1}}), "delivered Tokens(prompt=1"),
 ]
 
