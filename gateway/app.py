@@ -16,6 +16,7 @@ from gateway.adapters.base_models import register_configured_model
 from gateway.batches import endpoints as batches
 from gateway.billing import budget_endpoints as budgets
 from gateway.billing import endpoints as billing
+from gateway.billing import invoice_endpoints as invoices
 from gateway.chat import endpoints as chat
 from gateway.files import endpoints as files
 from gateway.jobs import endpoints as jobs
@@ -42,6 +43,7 @@ ROUTERS = (
     tenants.router,
     billing.router,
     budgets.router,
+    invoices.router,
     ops.router,
 )
 

@@ -10,10 +10,11 @@ from gateway.kit.sql import insert_ignoring
 from gateway.models import Heartbeat
 
 
-async def touch(session: WriteSession, name: str) -> None:
-    now = now_ms()
-    await session.execute(insert_ignoring(session, Heartbeat).values(name=name, at=now))
-    await session.execute(update(Heartbeat).where(Heartbeat.name == name).values(at=now))
+async def touch(session: WriteSession, name: str, at: int | None = None) -> None:
+    """`at` is now, unless it is given."""
+    at = now_ms() if at is None else at
+    await session.execute(insert_ignoring(session, Heartbeat).values(name=name, at=at))
+    await session.execute(update(Heartbeat).where(Heartbeat.name == name).values(at=at))
 
 
 async def clear(session: WriteSession, name: str) -> None:

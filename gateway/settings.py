@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     enqueued_tokens: int = Field(
         200_000_000, ge=1, description="Most prompt tokens of a tenant and model waiting in batches"
     )
+    invoice_delay_hours: int = Field(
+        24, ge=0, description="Hours from the end of a month until its invoices are closed"
+    )
     file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
     long_poll_seconds: float = Field(60.0, gt=0, description="Longest wait of a long poll")
     sync_seconds: float = Field(600.0, gt=0, description="Longest synchronous call")

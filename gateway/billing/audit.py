@@ -2,8 +2,8 @@
 
     Σ usage rows  =  Σ the batch's counters  =  Σ usage inside what was delivered,
 
-each completed request is metered exactly once, at its pinned price, and nothing else is; and every
-account holds Σ reservations of the tenant's open requests.
+each completed request is metered exactly once, at its pinned price, and nothing else is. An account
+holds Σ reservations of the tenant's open requests and Σ usage of its month; so does an invoice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import msgspec
 from obstore.store import ObjectStore
 
 from gateway.billing.audit_repository import AuditRepository, Tokens
+from gateway.billing.invoices import cents
 from gateway.billing.service import amount_nano
-from gateway.kit.database import Database
+from gateway.billing.storage import storage_nano
+from gateway.kit.database import Database, repeatable
 from gateway.kit.store import open_store, read_blob
 from gateway.models import File
 from gateway.settings import Settings
@@ -50,6 +52,7 @@ def run_audit(settings: Settings) -> list[str]:
 async def audit(database: Database, store: ObjectStore) -> list[Violation]:
     """Every violation; [] when each token is accounted for once."""
     async with database.read() as session:
+        await repeatable(session)
         repository = AuditRepository(session)
         return [
             *[Violation(id_, "completed but not metered") for id_ in await repository.unmetered()],
@@ -57,14 +60,48 @@ async def audit(database: Database, store: ObjectStore) -> list[Violation]:
                 Violation(id_, f"meters a request that is {state}, or not as it was submitted")
                 for id_, state in await repository.wrongly_metered()
             ],
-            *[
-                Violation(id_, f"reserves {held}, due is {due}")
-                for id_, held, due in await repository.reservations()
-            ],
+            *await _check_accounts(repository),
             *await _check_records(repository),
             *await _check_batches(repository),
             *await _check_outputs(repository, store),
+            *await _check_invoices(repository),
         ]
+
+
+async def _check_accounts(repository: AuditRepository) -> list[Violation]:
+    return [
+        *[
+            Violation(id_, f"reserves {held}, due is {due}")
+            for id_, held, due in await repository.reservations()
+        ],
+        *[
+            Violation(id_, f"has spent {spent} in {month}, its usage is {used}")
+            for id_, month, spent, used in await repository.spending()
+        ],
+        *[
+            Violation(record.id, f"bills {record.amount_nano}, due is {due}")
+            for record, price in await repository.storage()
+            if record.amount_nano != (due := storage_nano(price, record.bytes))
+        ],
+    ]
+
+
+async def _check_invoices(repository: AuditRepository) -> list[Violation]:
+    found = []
+    for invoice, nano, rounded in await repository.invoices():
+        if (invoice.amount_nano, invoice.amount_cents) != (nano, rounded):
+            found.append(Violation(invoice.id, f"is not the sum of its lines, {nano}"))
+    for line in await repository.lines():
+        if line.amount_cents != cents(line.amount_nano):
+            message = f"line {line.number} rounds {line.amount_nano} to {line.amount_cents} cents"
+            found.append(Violation(line.invoice_id, message))
+    for month in await repository.months():
+        found += [
+            Violation(month.invoice_id, f"{month.used} were used, {month.invoiced} invoiced")
+            for month in await repository.invoiced(month)
+            if month.invoiced > month.used or (month.invoiced < month.used and not month.is_newest)
+        ]
+    return found
 
 
 async def _check_records(repository: AuditRepository) -> list[Violation]:

@@ -1,7 +1,8 @@
-"""The audit's questions, each one statement, so that each sees one moment of a running system."""
+"""The audit's questions. Ask them in a repeatable session: of one moment of a running system."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,20 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, cast, func, literal_column, or_, select
 
 from gateway.kit.database import ReadSession
-from gateway.models import Account, Batch, File, Price, Request, Result, UsageRecord
+from gateway.kit.months import end_of, start_of
+from gateway.models import (
+    Account,
+    Batch,
+    File,
+    Invoice,
+    InvoiceLine,
+    Price,
+    Request,
+    Result,
+    StoragePrice,
+    StorageRecord,
+    UsageRecord,
+)
 
 _ENDED = ("completed", "expired", "cancelled")
 _CHUNK = 1000
@@ -39,6 +53,17 @@ class BatchTokens:
     metered: Tokens
     completed: int
     metered_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvoicedMonth:
+    """`invoiced` on whatever invoice. Of the newest one's month more may be `used` since: the next
+    invoice will say so."""
+
+    invoice_id: str
+    used: int
+    invoiced: int
+    is_newest: bool
 
 
 class AuditRepository:
@@ -138,6 +163,76 @@ class AuditRepository:
         )
         return [(row[0], row[1], row[2]) for row in await self._session.execute(rows)]
 
+    async def spending(self) -> Sequence[tuple[str, str, int, int]]:
+        """Accounts whose month is not the sum of its rows: tenant, month, spent, used."""
+        accounts = (await self._session.scalars(select(Account).order_by(Account.tenant_id))).all()
+        used = {month: await self._used(month) for month in {each.month for each in accounts}}
+        return [
+            (each.tenant_id, each.month, each.spent_nano, used[each.month].get(each.tenant_id, 0))
+            for each in accounts
+            if each.spent_nano != used[each.month].get(each.tenant_id, 0)
+        ]
+
+    async def storage(self) -> Sequence[tuple[StorageRecord, StoragePrice]]:
+        rows = select(StorageRecord, StoragePrice).join(
+            StoragePrice, StoragePrice.id == StorageRecord.price_id
+        )
+        found = await self._session.execute(rows.order_by(StorageRecord.id))
+        return [(row[0], row[1]) for row in found]
+
+    async def invoices(self) -> Sequence[tuple[Invoice, int, int]]:
+        """Invoices with the sums of their lines, exact and rounded."""
+        sums = (_total(InvoiceLine.amount_nano), _total(InvoiceLine.amount_cents))
+        rows = (
+            select(Invoice, *sums)
+            .outerjoin(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
+            .group_by(Invoice.id)
+            .order_by(Invoice.id)
+        )
+        return [(row[0], row[1], row[2]) for row in await self._session.execute(rows)]
+
+    async def lines(self) -> Sequence[InvoiceLine]:
+        rows = select(InvoiceLine).order_by(InvoiceLine.invoice_id, InvoiceLine.number)
+        return (await self._session.scalars(rows)).all()
+
+    async def months(self) -> Sequence[str]:
+        """Those with invoices."""
+        rows = select(Invoice.month).distinct().order_by(Invoice.month)
+        return (await self._session.scalars(rows)).all()
+
+    async def invoiced(self, month: str) -> Sequence[InvoicedMonth]:
+        months = select(Invoice.tenant_id, func.max(Invoice.month)).group_by(Invoice.tenant_id)
+        newest = {row[0]: row[1] for row in await self._session.execute(months)}
+        lined = await self._session.execute(
+            select(Invoice.tenant_id, _total(InvoiceLine.amount_nano))
+            .join(InvoiceLine, InvoiceLine.invoice_id == Invoice.id)
+            .where(InvoiceLine.period == month)
+            .group_by(Invoice.tenant_id)
+        )
+        by_tenant, used = {row[0]: row[1] for row in lined}, await self._used(month)
+        closed = await self._session.scalars(select(Invoice).where(Invoice.month == month))
+        return [
+            InvoicedMonth(
+                invoice.id,
+                used.get(invoice.tenant_id, 0),
+                by_tenant.get(invoice.tenant_id, 0),
+                newest[invoice.tenant_id] == month,
+            )
+            for invoice in closed
+        ]
+
+    async def _used(self, month: str) -> dict[str, int]:
+        """Nanodollars by tenant; of the month "", of all time."""
+        start, end = (start_of(month), end_of(month)) if month else (0, 2**62)
+        used: dict[str, int] = defaultdict(int)
+        for table in (UsageRecord, StorageRecord):
+            rows = select(table.tenant_id, _total(table.amount_nano)).where(
+                table.created_at >= start, table.created_at < end
+            )
+            for tenant_id, nano in await self._session.execute(rows.group_by(table.tenant_id)):
+                used[tenant_id] += nano
+        return used
+
     async def outputs(self) -> Sequence[tuple[Batch, File | None]]:
         """Ended batches with their output, unless its blob is gone."""
         rows = (
@@ -147,3 +242,7 @@ class AuditRepository:
             .order_by(Batch.id)
         )
         return [(row[0], row[1]) for row in await self._session.execute(rows)]
+
+
+def _total(column: Any) -> ColumnElement[int]:
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)

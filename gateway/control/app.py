@@ -17,6 +17,8 @@ from gateway.auth.idempotency import forget_old_keys
 from gateway.batches.finaliser import finalize_batch
 from gateway.batches.sweep import sweep_batches
 from gateway.batches.validation import validate_batch
+from gateway.billing.invoices import close_invoices
+from gateway.billing.storage import meter_storage
 from gateway.control.broker import CeleryTasks, make_celery
 from gateway.control.runtime import Runtime
 from gateway.files.purge import purge_files, remove_orphans
@@ -36,6 +38,7 @@ _SECONDS = {
     names.SWEEP_ADAPTERS: 15,
     names.SWEEP_WITHDRAWN: 15,
     names.SWEEP_FILES: 300,
+    names.BILLING: 300,
     names.SWEEP_KEYS: 3600,
 }
 
@@ -65,6 +68,7 @@ def works(tasks: Tasks) -> Mapping[str, Callable[..., Awaitable[object]]]:
         names.SWEEP_WITHDRAWN: withdraw,
         names.SWEEP_FILES: clean_store,
         names.SWEEP_KEYS: clean_keys,
+        names.BILLING: bill,
         names.HEARTBEAT: beat,
     }
 
@@ -87,6 +91,11 @@ async def clean_store(context: Context) -> None:
     await purge_files(context)
     await remove_orphans(context)
     await remove_orphan_uploads(context)
+
+
+async def bill(context: Context) -> None:
+    await meter_storage(context)
+    await close_invoices(context)
 
 
 async def clean_keys(context: Context) -> None:

@@ -69,6 +69,12 @@ class Database:
             await self._reader.dispose()
 
 
+async def repeatable(session: ReadSession) -> None:
+    """Call first: the session then sees one moment of the database. (SQLite always does so.)"""
+    if session.get_bind().dialect.name != "sqlite":
+        await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
 def _engine(url: str, is_sqlite: bool, begin: str, pool_size: int) -> AsyncEngine:
     if not is_sqlite:
         return create_async_engine(url, pool_size=pool_size, pool_pre_ping=True)

@@ -6,9 +6,10 @@ from gateway.models.base import Base
 from gateway.models.batch import Batch, BatchModel
 from gateway.models.control import Heartbeat
 from gateway.models.file import File
+from gateway.models.invoice import Invoice, InvoiceLine
 from gateway.models.request import Request, Result
 from gateway.models.tenant import ApiKey, IdempotencyKey, Tenant
-from gateway.models.usage import Price, UsageRecord
+from gateway.models.usage import Price, StoragePrice, StorageRecord, UsageRecord
 from gateway.models.webhook import (
     WebhookAttempt,
     WebhookDelivery,
@@ -31,9 +32,13 @@ __all__ = [
     "File",
     "Heartbeat",
     "IdempotencyKey",
+    "Invoice",
+    "InvoiceLine",
     "Price",
     "Request",
     "Result",
+    "StoragePrice",
+    "StorageRecord",
     "Tenant",
     "UsageRecord",
     "WebhookAttempt",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey, Index
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.models.base import Base, Count, Id, Ms
@@ -26,10 +26,18 @@ class Price(Base):
 
 class UsageRecord(Base):
     """What one request used and costs: append-only, at most one per request. A correction is
-    another row (`request_id` null) that names the row it corrects."""
+    another row (`request_id` null) that names the row it corrects, and a `reason`."""
 
     __tablename__ = "usage_records"
-    __table_args__ = (Index("ix_usage_records_tenant_created", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_usage_records_tenant_created", "tenant_id", "created_at"),
+        Index(
+            "ix_usage_records_corrections",
+            "corrects_id",
+            sqlite_where=text("corrects_id IS NOT NULL"),
+            postgresql_where=text("corrects_id IS NOT NULL"),
+        ),
+    )
 
     id: Mapped[Id]
     request_id: Mapped[str | None] = mapped_column(ForeignKey("requests.id"), unique=True)
@@ -45,5 +53,30 @@ class UsageRecord(Base):
     cached_tokens: Mapped[Count]
     completion_tokens: Mapped[Count]
     price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"))
+    amount_nano: Mapped[Count]
+    reason: Mapped[str | None]
+    created_at: Mapped[Ms]
+
+
+class StoragePrice(Base):
+    """One version of what a GiB of adapters costs for an hour; never updated."""
+
+    __tablename__ = "storage_prices"
+
+    id: Mapped[Id]
+    gib_hour_nano: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[Ms]
+
+
+class StorageRecord(Base):
+    """What a tenant's adapters took for one hour, which `created_at` begins: one row an hour."""
+
+    __tablename__ = "storage_records"
+    __table_args__ = (UniqueConstraint("tenant_id", "created_at"),)
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    bytes: Mapped[Count]
+    price_id: Mapped[str] = mapped_column(ForeignKey("storage_prices.id"))
     amount_nano: Mapped[Count]
     created_at: Mapped[Ms]

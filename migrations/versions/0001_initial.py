@@ -1,5 +1,6 @@
-"""The initial schema, and the default price: $0.10 per million prompt tokens, a quarter of that
-for cached ones, $0.40 per million completion tokens, batches at half."""
+"""The initial schema, and the default prices: $0.10 per million prompt tokens, a quarter of that
+for cached ones, $0.40 per million completion tokens, batches at half; adapters $0.10 per GiB and
+month, by the hour."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ def upgrade() -> None:
             )
         ),
     )
+    storage = sa.table("storage_prices", *map(sa.column, ("id", "gib_hour_nano", "created_at")))
+    op.execute(storage.insert().values(("storage_price_default", 137_000, 0)))
     op.execute(prices.insert().values(("price_default", "*", 100, 25, 400, 50, 0)))
 
 
@@ -73,6 +76,65 @@ def create_tables() -> None:
         sa.Column("suspended_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tenants")),
         sa.UniqueConstraint("name", name=op.f("uq_tenants_name")),
+    )
+    op.create_table(
+        "storage_prices",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("gib_hour_nano", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_storage_prices")),
+    )
+    op.create_table(
+        "storage_records",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["price_id"], ["storage_prices.id"], name=op.f("fk_storage_records_price_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_storage_records_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_storage_records")),
+        sa.UniqueConstraint(
+            "tenant_id", "created_at", name=op.f("uq_storage_records_tenant_id_created_at")
+        ),
+    )
+    op.create_table(
+        "invoices",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("month", sa.String(), nullable=False),
+        sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.Column("amount_cents", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_invoices_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_invoices")),
+        sa.UniqueConstraint("tenant_id", "month", name=op.f("uq_invoices_tenant_id_month")),
+    )
+    op.create_table(
+        "invoice_lines",
+        sa.Column("invoice_id", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("period", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("request_class", sa.String(), nullable=False),
+        sa.Column("price_id", sa.String(), nullable=True),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("byte_hours", sa.BigInteger(), nullable=False),
+        sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.Column("amount_cents", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["invoice_id"], ["invoices.id"], name=op.f("fk_invoice_lines_invoice_id")
+        ),
+        sa.PrimaryKeyConstraint("invoice_id", "number", name=op.f("pk_invoice_lines")),
     )
     op.create_table(
         "accounts",
@@ -410,6 +472,7 @@ def create_tables() -> None:
         sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
         sa.Column("price_id", sa.String(length=64), nullable=False),
         sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.Column("reason", sa.String(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["batch_id"], ["batches.id"], name=op.f("fk_usage_records_batch_id")
@@ -430,6 +493,14 @@ def create_tables() -> None:
         sa.UniqueConstraint("request_id", name=op.f("uq_usage_records_request_id")),
     )
     op.create_index(op.f("ix_usage_records_batch_id"), "usage_records", ["batch_id"], unique=False)
+    op.create_index(
+        "ix_usage_records_corrections",
+        "usage_records",
+        ["corrects_id"],
+        unique=False,
+        sqlite_where=sa.text("corrects_id IS NOT NULL"),
+        postgresql_where=sa.text("corrects_id IS NOT NULL"),
+    )
     op.create_index(
         "ix_usage_records_tenant_created",
         "usage_records",
@@ -627,6 +698,12 @@ def downgrade() -> None:
     )
     op.drop_index("ix_webhook_endpoints_tenant_created", table_name="webhook_endpoints")
     op.drop_table("webhook_endpoints")
+    op.drop_index(
+        "ix_usage_records_corrections",
+        table_name="usage_records",
+        sqlite_where=sa.text("corrects_id IS NOT NULL"),
+        postgresql_where=sa.text("corrects_id IS NOT NULL"),
+    )
     op.drop_index("ix_usage_records_tenant_created", table_name="usage_records")
     op.drop_index(op.f("ix_usage_records_batch_id"), table_name="usage_records")
     op.drop_table("usage_records")
@@ -696,6 +773,10 @@ def downgrade() -> None:
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
     op.drop_table("adapters")
+    op.drop_table("invoice_lines")
+    op.drop_table("invoices")
+    op.drop_table("storage_records")
+    op.drop_table("storage_prices")
     op.drop_table("budgets")
     op.drop_table("accounts")
     op.drop_table("tenants")

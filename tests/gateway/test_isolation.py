@@ -12,7 +12,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gateway.billing.invoices import invoice_id
 from gateway.kit.clock import now_ms
+from gateway.kit.months import month_of
 from gateway.models import Adapter, AdapterRevision
 
 Ids = Mapping[str, str]
@@ -40,6 +42,7 @@ CURSORS = {
     "GET /v1/files": "file_id",
     "GET /v1/batches": "batch_id",
     "GET /v1/jobs": "job_id",
+    "GET /v1/invoices": "invoice_id",
     "GET /v1/adapters": "adapter_id",
     "GET /v1/adapters/{adapter}/revisions": "revision_id",
 }
@@ -96,6 +99,7 @@ async def owned(client: httpx.AsyncClient, tenant: Any, deployment: Any) -> Ids:
         "file_id": file["id"],
         "batch_id": batch["id"],
         "job_id": job["id"],
+        "invoice_id": invoice_id(tenant.tenant_id, month_of(now_ms())),
         "request_id": job["id"],
         "key_id": tenant.key_id,
         "tenant": tenant.tenant_id,
