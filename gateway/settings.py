@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     invoice_delay_hours: int = Field(
         24, ge=0, description="Hours from the end of a month until its invoices are closed"
     )
+    batches_per_hour: int = Field(2000, ge=1, description="Most batches a tenant creates an hour")
+    tenant_adapters: int = Field(1000, ge=1, description="Most adapters of a tenant")
+    tenant_adapter_bytes: int = Field(
+        100 * 2**30, ge=1, description="Most bytes of a tenant's adapters, all revisions together"
+    )
     file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
     long_poll_seconds: float = Field(60.0, gt=0, description="Longest wait of a long poll")
     sync_seconds: float = Field(600.0, gt=0, description="Longest synchronous call")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from gateway.adapters import lifecycle
+from gateway.adapters.quota import check_quota
 from gateway.adapters.repository import AdapterRepository
 from gateway.adapters.schemas import (
     AdapterDeleted,
@@ -69,6 +70,7 @@ async def upload_adapter(
             async def create() -> dict[str, Any]:
                 nonlocal kept
                 adapter, revision = await lifecycle.add_revision(session, principal.scope, upload)
+                await check_quota(session, principal, context.settings)
                 kept = True
                 shown = show_adapter(adapter).model_dump()
                 return {**shown, "revision": show_revision(revision).model_dump()}

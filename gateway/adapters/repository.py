@@ -53,6 +53,18 @@ class AdapterRepository:
         row = select(Tenant.id).where(Tenant.id == self._scope.tenant_id)
         await self._session.execute(row.with_for_update(key_share=True))
 
+    async def holdings(self) -> tuple[int, int]:
+        """Living adapters, and the bytes of their revisions that are not rejected."""
+        living = (Adapter.tenant_id == self._scope.tenant_id, Adapter.deleted_at.is_(None))
+        count = select(func.count()).select_from(Adapter).where(*living)
+        size = (
+            select(func.sum(AdapterRevision.bytes))
+            .join(Adapter, Adapter.id == AdapterRevision.adapter_id)
+            .where(*living, AdapterRevision.status != "rejected")
+        )
+        adapters, held = await self._session.scalar(count), await self._session.scalar(size)
+        return adapters or 0, int(held or 0)
+
     async def granted(self, name: str) -> Adapter | None:
         """The shared adapter of that name, if the tenant may use it."""
         rows = self._shared().where(Adapter.name == name, Adapter.deleted_at.is_(None))

@@ -17,6 +17,7 @@ from gateway.kit.store import delete_blob
 from gateway.kit.task_names import VALIDATE
 from gateway.kit.tasks import Tasks
 from gateway.models import File
+from gateway.tenants.admission import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,16 @@ class Creation:
     tasks: Tasks
     principal: Principal
     idempotency: Idempotency
+    admission: Admission
     fingerprint: str
 
     async def create(self, wanted: CreateBatch, inline: File | None) -> JSONResponse:
         """`inline` is an input file whose row is not added yet: its blob goes when no batch is
-        made of it. Raises BadRequest (input file), Conflict (`idempotency_conflict`)."""
+        made of it. Raises BadRequest (input file), Conflict (`idempotency_conflict`),
+        TooManyRequests."""
         created: list[str] = []
         try:
+            await self._admit()
             async with self.context.database.write() as session:
 
                 async def create() -> dict[str, Any]:
@@ -56,3 +60,10 @@ class Creation:
         for batch_id in created:
             await self.tasks.send(VALIDATE, batch_id)
         return response
+
+    async def _admit(self) -> None:
+        """A call that is answered from its Idempotency-Key costs nothing."""
+        async with self.context.database.read() as session:
+            used = await self.idempotency.is_used(session)
+        if not used:
+            await self.admission.admit_batch()

@@ -24,6 +24,7 @@ from gateway.batches.state import TERMINAL
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.kit.task_names import FINALIZE
+from gateway.tenants.admission import CurrentAdmission
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -35,6 +36,7 @@ async def create_batch(
     tasks: AppTasks,
     principal: CurrentPrincipal,
     idempotency: CurrentIdempotency,
+    admission: CurrentAdmission,
     fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> JSONResponse:
     """Create a batch from an uploaded file, or from `requests` in the body."""
@@ -42,7 +44,7 @@ async def create_batch(
     inline = None
     if wanted.requests is not None:
         inline = await service.inline_file(context, principal.scope, wanted)
-    work = Creation(context, tasks, principal, idempotency, fingerprint)
+    work = Creation(context, tasks, principal, idempotency, admission, fingerprint)
     return await work.create(wanted, inline)
 
 
@@ -62,6 +64,7 @@ async def retry_batch(
     tasks: AppTasks,
     principal: CurrentPrincipal,
     idempotency: CurrentIdempotency,
+    admission: CurrentAdmission,
     fingerprint: Annotated[str, Depends(body_fingerprint)],
     wanted: RetryBatch | None = None,
 ) -> JSONResponse:
@@ -70,7 +73,7 @@ async def retry_batch(
     if options.completion_window is not None:
         service.window_ms(options.completion_window)
     again, file = await retried(context, principal.scope, batch_id, options)
-    work = Creation(context, tasks, principal, idempotency, fingerprint)
+    work = Creation(context, tasks, principal, idempotency, admission, fingerprint)
     return await work.create(again, file)
 
 

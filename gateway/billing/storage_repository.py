@@ -17,11 +17,12 @@ class StorageRepository:
 
     async def stored(self, start: int, end: int) -> Sequence[tuple[str, int]]:
         """(tenant, bytes) of ready revisions kept all the time in [start, end), each content of a
-        tenant once."""
+        tenant once. The operator's own cost nobody anything."""
         contents = (
             select(AdapterRevision.tenant_id, AdapterRevision.digest, AdapterRevision.bytes)
             .join(Adapter, Adapter.id == AdapterRevision.adapter_id)
             .where(
+                AdapterRevision.tenant_id.is_not(None),
                 AdapterRevision.status == "ready",
                 AdapterRevision.finished_at <= start,
                 or_(Adapter.deleted_at.is_(None), Adapter.deleted_at >= end),

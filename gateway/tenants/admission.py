@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from gateway.errors import TooManyRequests
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
-from gateway.kit.rates import WINDOW_SECONDS, Bucket, Taken
+from gateway.kit.rates import HOUR_SECONDS, Bucket, Taken
 from gateway.tenants.repository import TenantRepository
 from worker.queue.base import QueueUnavailable
 
@@ -31,34 +32,52 @@ class Admission:
     headers: dict[str, str]
 
     async def admit(self, tokens: int) -> None:
-        """Counts one request of so many tokens. Without Redis nothing is refused. Raises
-        TooManyRequests."""
+        """Counts one request of so many tokens. Raises TooManyRequests."""
         limits = self.principal.limits
-        if limits.requests_per_minute is None and limits.tokens_per_minute is None:
-            return
-        try:
-            taken = await self._take(limits, tokens)
-        except QueueUnavailable as error:
-            _log.warning("limits_not_counted", error=str(error))
-            return
-        self.headers.update(_headers(limits, taken))
-        if taken.wait_ms:
+        wanted = (
+            ("requests", limits.requests_per_minute, 1),
+            ("tokens", limits.tokens_per_minute, tokens),
+        )
+        buckets = [Bucket(name, limit, cost) for name, limit, cost in wanted if limit is not None]
+        taken = await self._take(buckets) if buckets else None
+        if taken is not None and taken.wait_ms:
             raise _refusal(limits, tokens, taken)
 
-    async def _take(self, limits: Limits, tokens: int) -> Taken:
+    async def admit_batch(self) -> None:
+        """Counts the creation of a batch. Raises TooManyRequests."""
+        limits = self.principal.limits
+        most = limits.batches_per_hour or self.context.settings.batches_per_hour
+        taken = await self._take([Bucket("batches", most, 1, HOUR_SECONDS)])
+        if taken is not None and taken.wait_ms:
+            seconds = -(-taken.wait_ms // 1000)
+            raise TooManyRequests(
+                f"Rate limit reached: {most} batches per hour. Please try again in {seconds}s.",
+                retry_after=seconds,
+            )
+
+    async def _take(self, buckets: Sequence[Bucket]) -> Taken | None:
+        """None without Redis: then nothing is refused."""
         rates, tenant_id = self.context.queues.rates, self.principal.tenant_id
-        buckets = (
-            Bucket(limits.requests_per_minute or 0, 1),
-            Bucket(limits.tokens_per_minute or 0, tokens),
-        )
-        taken = await rates.take(tenant_id, *buckets)
-        if taken is None:
-            async with self.context.database.read() as session:
-                since = now_ms() - WINDOW_SECONDS * 1000
-                used = await TenantRepository(session).used_since(tenant_id, since)
-            taken = await rates.take(tenant_id, *buckets, used)
-        assert taken is not None  # the buckets were given
+        try:
+            taken = await rates.take(tenant_id, buckets)
+            if taken is None:
+                taken = await rates.take(tenant_id, buckets, await self._used(buckets))
+        except QueueUnavailable as error:
+            _log.warning("limits_not_counted", error=str(error))
+            return None
+        assert taken is not None  # what was used is given
+        self.headers.update(_headers(buckets, taken))
         return taken
+
+    async def _used(self, buckets: Sequence[Bucket]) -> list[int]:
+        async with self.context.database.read() as session:
+            repository = TenantRepository(session)
+            return [
+                await repository.used_since(
+                    self.principal.tenant_id, bucket.name, now_ms() - bucket.window_seconds * 1000
+                )
+                for bucket in buckets
+            ]
 
 
 async def current_admission(
@@ -72,16 +91,12 @@ async def current_admission(
 CurrentAdmission = Annotated[Admission, Depends(current_admission)]
 
 
-def _headers(limits: Limits, taken: Taken) -> dict[str, str]:
+def _headers(buckets: Sequence[Bucket], taken: Taken) -> dict[str, str]:
     headers = {}
-    named = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
-    for (name, limit), remaining, reset in zip(
-        named.items(), taken.remaining, taken.reset_ms, strict=True
-    ):
-        if limit is not None:
-            headers[f"x-ratelimit-limit-{name}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
-            headers[f"x-ratelimit-reset-{name}"] = _duration(reset)
+    for bucket, remaining, reset in zip(buckets, taken.remaining, taken.reset_ms, strict=True):
+        headers[f"x-ratelimit-limit-{bucket.name}"] = str(bucket.limit)
+        headers[f"x-ratelimit-remaining-{bucket.name}"] = str(remaining)
+        headers[f"x-ratelimit-reset-{bucket.name}"] = _duration(reset)
     return headers
 
 

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import Account, ApiKey, Tenant, UsageRecord
+from gateway.models import Account, ApiKey, Batch, Tenant, UsageRecord
 
 
 class TenantRepository:
@@ -36,18 +36,21 @@ class TenantRepository:
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(select(Tenant).order_by(Tenant.name))).all()
 
-    async def used_since(self, tenant_id: str, since: int) -> tuple[int, int]:
-        """Requests and tokens of calls and jobs answered since then (milliseconds)."""
+    async def used_since(self, tenant_id: str, what: str, since: int) -> int:
+        """`requests` or `tokens` of calls and jobs answered since then (milliseconds), or `batches`
+        created."""
+        if what == "batches":
+            made = select(func.count()).select_from(Batch)
+            rows = made.where(Batch.tenant_id == tenant_id, Batch.created_at >= since)
+            return int(await self._session.scalar(rows) or 0)
         tokens = func.sum(UsageRecord.prompt_tokens + UsageRecord.completion_tokens)
-        row = await self._session.execute(
-            select(func.count(UsageRecord.request_id), tokens).where(
-                UsageRecord.tenant_id == tenant_id,
-                UsageRecord.created_at >= since,
-                UsageRecord.batch_id.is_(None),
-            )
+        used = tokens if what == "tokens" else func.count(UsageRecord.request_id)
+        rows = select(used).where(
+            UsageRecord.tenant_id == tenant_id,
+            UsageRecord.created_at >= since,
+            UsageRecord.batch_id.is_(None),
         )
-        requests, used = row.one()
-        return int(requests), int(used or 0)
+        return int(await self._session.scalar(rows) or 0)
 
     def add(self, row: Tenant | ApiKey | Account) -> None:
         self._session.add(row)

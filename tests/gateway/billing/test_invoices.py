@@ -228,12 +228,12 @@ async def test_corrections_are_rows_of_their_own(
     assert await found(deployment) == []
 
 
-async def add_adapters(deployment: Any, tenant: Any, *sizes: int, ready_at: int) -> None:
+async def add_adapters(deployment: Any, tenant_id: str | None, *sizes: int, ready_at: int) -> None:
     async with deployment.context.database.write() as session:
         for number, size in enumerate(sizes):
             adapter = Adapter(
-                id=f"adapter_{number}",
-                tenant_id=tenant.tenant_id,
+                id=f"adapter_{size}",
+                tenant_id=tenant_id,
                 name=f"a{number}",
                 base_model="tiny",
                 created_at=ready_at,
@@ -243,9 +243,9 @@ async def add_adapters(deployment: Any, tenant: Any, *sizes: int, ready_at: int)
             for revision in (1, 2):  # the same content twice is stored once
                 session.add(
                     AdapterRevision(
-                        id=f"rev_{number}_{revision}",
+                        id=f"rev_{size}_{revision}",
                         adapter_id=adapter.id,
-                        tenant_id=tenant.tenant_id,
+                        tenant_id=tenant_id,
                         number=revision,
                         status="ready",
                         digest=str(number) * 64,
@@ -269,12 +269,14 @@ async def test_adapters_are_metered_once_an_hour(
 ) -> None:
     context = deployment.context
     this_hour = now_ms() - now_ms() % HOUR_MS
-    await add_adapters(deployment, tenant, 2**30, 2**29, ready_at=this_hour - 3 * HOUR_MS)
+    ready_at = this_hour - 3 * HOUR_MS
+    await add_adapters(deployment, tenant.tenant_id, 2**30, 2**29, ready_at=ready_at)
+    await add_adapters(deployment, None, 2**28, ready_at=ready_at)  # the operator's
     assert await meter_storage(context) == 0  # it begins now
     async with context.database.write() as session:
         await touch(session, METER, this_hour - 4 * HOUR_MS)
         await session.execute(
-            update(Adapter).where(Adapter.id == "adapter_1").values(deleted_at=this_hour - 1)
+            update(Adapter).where(Adapter.id == f"adapter_{2**29}").values(deleted_at=this_hour - 1)
         )
     assert await meter_storage(context) == 4
     assert await meter_storage(context) == 0

@@ -110,8 +110,8 @@ async def test_tokens_per_minute_of_synchronous_calls(
 
 
 async def test_limits_hold_for_calls_at_once(context: Any, warm: None) -> None:
-    bucket, none = Bucket(10, 1), Bucket(0, 0)
-    taken = await asyncio.gather(*(context.queues.rates.take("t", bucket, none) for _ in range(30)))
+    bucket = Bucket("requests", 10, 1)
+    taken = await asyncio.gather(*(context.queues.rates.take("t", [bucket]) for _ in range(30)))
     assert sum(each.wait_ms == 0 for each in taken) == 10
 
 
@@ -142,3 +142,34 @@ async def test_jobs_that_have_not_ended(
     assert refused.headers["retry-after"] == "5"
     await deployment.work()
     assert (await submit(client)).status_code == 202
+
+
+async def create_batch(client: httpx.AsyncClient, **headers: str) -> httpx.Response:
+    requests = [{"custom_id": "a", "body": BODY}]
+    wanted = {"endpoint": "/v1/completions", "completion_window": "24h", "requests": requests}
+    return await client.post("/v1/batches", json=wanted, headers=headers)
+
+
+async def test_batches_per_hour(
+    admin: httpx.AsyncClient,
+    client: httpx.AsyncClient,
+    other_client: httpx.AsyncClient,
+    tenant: Any,
+    deployment: Any,
+    redis_url: str,
+) -> None:
+    await limit(admin, tenant, batches_per_hour=2)
+    first = await create_batch(client, **{"Idempotency-Key": "k"})
+    assert first.status_code == 200, first.text
+    assert first.headers["x-ratelimit-remaining-batches"] == "1"
+    assert (await create_batch(client)).status_code == 200
+    refused = await create_batch(client)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 0 < int(refused.headers["retry-after"]) <= 1800
+    assert (await create_batch(client, **{"Idempotency-Key": "k"})).status_code == 200
+    assert (await create_batch(other_client)).headers["x-ratelimit-limit-batches"] == "2000"
+    with redis.Redis.from_url(redis_url) as server:
+        server.flushall()
+    assert (await create_batch(client)).status_code == 429  # counted again from SQL
+    await limit(admin, tenant, batches_per_hour=3)
+    assert (await create_batch(client)).status_code == 200
