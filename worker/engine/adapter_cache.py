@@ -168,7 +168,9 @@ class AdapterCache:
         try:
             loaded = self._fetch(adapter)
             if self._reserve(adapter, self._pool.extra_bytes(loaded)):
-                self._pool.write(self._resident[adapter.digest].rows, loaded)
+                rows = self._resident[adapter.digest].rows
+                self._pool.write(rows, loaded)
+                self._pool.probe(rows, loaded)
                 self._loaded(adapter, loaded)
         except AdapterLoadError as error:
             self._fail(adapter, error)
@@ -225,6 +227,8 @@ class AdapterCache:
             self._failures[adapter.digest] = _Failure(error, until)
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
             self._drop(adapter.digest)
+            if not retried:
+                self._host.drop(adapter.digest)
 
 
 def _evictable(resident: _Resident) -> bool:

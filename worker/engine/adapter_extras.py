@@ -14,7 +14,7 @@ Formulas: PEFT 0.21, `peft.tuners.lora` and `peft.tuners.trainable_tokens`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import torch
@@ -125,9 +125,7 @@ class EmbeddingLora:
     scale: float
 
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        update = (self.A[x] @ self.B.t()) * self.scale
-        factor = getattr(module, "embed_scale", None)
-        return y + (update if factor is None else update * factor)
+        return y + scaled(module, (self.A[x] @ self.B.t()) * self.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,9 +146,8 @@ class TokenRows:
 
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         slots = self.slots[x]
-        rows = self.rows[slots.clamp(min=0)]
-        factor = getattr(module, "embed_scale", None)
-        return torch.where((slots >= 0)[..., None], rows if factor is None else rows * factor, y)
+        rows = scaled(module, self.rows[slots.clamp(min=0)])
+        return torch.where((slots >= 0)[..., None], rows, y)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +173,15 @@ class Effects:
     def drop(self, row: int) -> None:
         self._effects.pop(row, None)
 
+    def of(self, row: int) -> tuple[Effect, ...]:
+        return self._effects.get(row, ())
+
+    def kept(self, row: int) -> list[Tensor]:
+        """All tensors of a row's effects."""
+        values = [value for effect in self.of(row) for value in _values(effect)]
+        nested = [each for value in values if isinstance(value, dict) for each in value.values()]
+        return [value for value in [*values, *nested] if isinstance(value, Tensor)]
+
     def apply(self, module: nn.Module, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
         """Change `y` in place. `x` and `y` are [tokens, ...] or [1, tokens, ...]."""
         if not self._effects:
@@ -192,6 +198,16 @@ class Effects:
             for effect in effects:
                 result = effect(module, inputs, result)
             target.copy_(result)
+
+
+def _values(effect: Any) -> list[Any]:
+    return [getattr(effect, field.name) for field in fields(effect)]
+
+
+def scaled(module: nn.Module, rows: Tensor) -> Tensor:
+    """Rows of an embedding as the module gives them: some scale theirs (Gemma)."""
+    factor: Tensor | None = getattr(module, "embed_scale", None)
+    return rows if factor is None else rows * factor
 
 
 def base_weight(module: nn.Module) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from kernels.lora import LoraSegments
 from worker.engine.adapter_extras import ExtraTensors, LoraWeights, ModuleExtras
 from worker.engine.attention import current_context
+from worker.engine.load_probe import Matrices, Probed, inputs, low_rank
 
 ALIGNMENT = 8  # ranks that a grouped product wants in 16-bit types: 16 bytes
 PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
@@ -41,6 +42,10 @@ class ExpertUpdate:
         a, b = F.pad(a, (0, 0, 0, spare)), F.pad(b, (0, spare))
         return ExpertUpdate(a.contiguous(), b.contiguous(), extras.scale)
 
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Rows of `x` up to `ends[e]` belong to expert e."""
+        return _grouped(_grouped(x, self.A.mT, ends) * self.scale, self.B.mT, ends)
+
 
 class HookedExperts:
     """Takes over the forward of a module of experts for the tokens of adapters that change it;
@@ -58,6 +63,20 @@ class HookedExperts:
 
     def drop(self, row: int) -> None:
         self._updates.pop(row, None)
+
+    def probe(self, row: int, parameter: str, lora: LoraWeights) -> Probed:
+        """The first expert's update for the first input, and the last one's for the second."""
+        update, count = self._updates[row][parameter], self.module.num_experts
+        x = inputs(update.A.shape[-1], update.A.dtype, update.A.device)
+        ends = torch.ones(count, dtype=torch.int32, device=x.device)
+        ends[-1] = len(x)
+        rank = lora.A.shape[0] // count
+        matrices = [
+            Matrices(lora.A[e * rank : (e + 1) * rank], lora.B[:, e::count], lora.scale)
+            for e in (0, count - 1)
+        ]
+        expected = [low_rank(x[i : i + 1], each) for i, each in enumerate(matrices)]
+        return Probed([update.A, update.B], update(x, ends), torch.cat(expected), float(x.norm()))
 
     def _forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """`hidden` [tokens, hidden]; `experts` and `weights` [tokens, chosen experts]."""
@@ -100,9 +119,7 @@ class HookedExperts:
             if module.has_bias:
                 y = y + getattr(module, f"{name}_bias")[ids]
             update = updates.get(name)
-            if update is None:
-                return y
-            return y + _grouped(_grouped(x, update.A.mT, ends) * update.scale, update.B.mT, ends)
+            return y if update is None else y + update(x, ends)
 
         x = hidden[order // chosen]
         if module.has_gate:
@@ -151,6 +168,10 @@ class ExpertParameter:
 
     def drop(self, row: int) -> None:
         self._experts.drop(row)
+
+    def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed:
+        assert lora is not None
+        return self._experts.probe(row, self._name, lora)
 
 
 def hook_experts(model: nn.Module) -> dict[str, ExpertParameter]:

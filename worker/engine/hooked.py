@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from worker.engine.adapter_extras import (
     Effects,
+    EmbeddingLora,
     ExtraTensors,
+    HeadLora,
     LoraWeights,
     ModuleExtras,
     base_weight,
     effects_of,
+    scaled,
 )
 from worker.engine.attention import current_context
 from worker.engine.expert_lora import hook_experts
+from worker.engine.load_probe import Probed, inputs, low_rank
 from worker.engine.lora import is_linear
-from worker.engine.rank_pool import Target
+from worker.engine.rank_pool import OtherTarget
 
 Shape = tuple[int, ...]
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """The same module and weights without hooks. What calls it with other weights puts them in
+    the twin's place for that time, so that `module` can be read by other threads."""
+    other = copy.copy(module)
+    other._parameters = dict(module._parameters)
+    other._forward_hooks = OrderedDict()
+    return other
 
 
 class HookedModule:
@@ -28,9 +45,9 @@ class HookedModule:
 
     def __init__(self, module: nn.Module, *, is_head: bool = False) -> None:
         self.module = module
+        self._twin = twin(module)
         self._effects = Effects()
         self._is_head = is_head
-        self._applying = False
         module.register_forward_hook(self._after)
 
     @property
@@ -56,13 +73,28 @@ class HookedModule:
     def _after(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         context = current_context()
         segments = context.head if self._is_head else context.lora
-        if segments is None or self._applying:
-            return
-        self._applying = True  # an effect may call the module with other parameters
-        try:
-            self._effects.apply(module, inputs[0], output, segments)
-        finally:
-            self._applying = False
+        if segments is not None:
+            self._effects.apply(self._twin, inputs[0], output, segments)
+
+    def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed:
+        kept = self._effects.kept(row)
+        weight = base_weight(self.module)
+        if lora is not None:
+            x = inputs(weight.shape[1], weight.dtype, weight.device)
+            return self._probe_update(kept, row, x, low_rank(x, lora))
+        if host is None or "A" not in host.tensors:
+            return Probed(kept)
+        ids = torch.tensor([0, len(weight) - 1], device=weight.device)
+        a, b = (host.tensors[name].to(weight.device, torch.float32) for name in "AB")
+        return self._probe_update(
+            kept, row, ids, scaled(self.module, host.scale * (a[:, ids].t() @ b.t()))
+        )
+
+    def _probe_update(self, kept: list[Tensor], row: int, x: Tensor, expected: Tensor) -> Probed:
+        zero = torch.zeros_like(expected, dtype=base_weight(self.module).dtype)
+        updates = [e for e in self._effects.of(row) if isinstance(e, HeadLora | EmbeddingLora)]
+        served = [update(self.module, x, zero) for update in updates]
+        return Probed(kept, served[0] if served else None, expected)
 
 
 class HookedRouter:
@@ -71,8 +103,8 @@ class HookedRouter:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._twin = twin(module)
         self._weights: dict[int, Tensor] = {}
-        self._applying = False
         module.register_forward_hook(self._after)
 
     @property
@@ -92,20 +124,23 @@ class HookedRouter:
 
     def _after(self, module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         segments = current_context().lora
-        if segments is None or self._applying or not self._weights:
+        if segments is None or not self._weights:
             return
         (hidden,) = inputs
-        self._applying = True
-        try:
-            for start, stop, rows in segments.spans:
-                weight = self._weights.get(rows[0])
-                if weight is not None:
-                    part = hidden.narrow(-2, start, stop - start)
-                    result = functional_call(module, {"weight": weight}, (part,))
-                    for target, value in zip(_tensors(output), _tensors(result), strict=True):
-                        target.narrow(-2, start, stop - start).copy_(value)
-        finally:
-            self._applying = False
+        for start, stop, rows in segments.spans:
+            weight = self._weights.get(rows[0])
+            if weight is not None:
+                part = hidden.narrow(-2, start, stop - start)
+                result = functional_call(self._twin, {"weight": weight}, (part,))
+                for target, value in zip(_tensors(output), _tensors(result), strict=True):
+                    target.narrow(-2, start, stop - start).copy_(value)
+
+    def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed:
+        assert lora is not None
+        weight, base = self._weights[row], base_weight(self.module)
+        x = inputs(weight.shape[1], weight.dtype, weight.device)
+        expected = F.linear(x.float(), base.float()) + low_rank(x, lora)
+        return Probed([weight], F.linear(x, weight), expected, float(x.norm()))
 
 
 def _tensors(output: object) -> Iterator[Tensor]:
@@ -116,12 +151,12 @@ def _tensors(output: object) -> Iterator[Tensor]:
         yield part
 
 
-def hook_others(model: nn.Module) -> dict[str, Target]:
+def hook_others(model: nn.Module) -> dict[str, OtherTarget]:
     """The output head, the embeddings, the norms over the hidden size, and the routers and
     fused weights of experts, by their own names."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     hidden = model.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
-    targets: dict[str, Target] = {}
+    targets: dict[str, OtherTarget] = {}
     for name, module in model.named_modules():
         if module is head or isinstance(module, nn.Embedding) or _is_norm(module, hidden):
             targets[name] = HookedModule(module, is_head=module is head)

@@ -24,6 +24,10 @@ class HostAdapters:
             self._adapters.move_to_end(digest)
         return adapter
 
+    def drop(self, digest: str) -> None:
+        adapter = self._adapters.pop(digest, None)
+        self._bytes -= 0 if adapter is None else adapter.nbytes
+
     def put(self, digest: str, adapter: LoadedAdapter) -> None:
         """Keep `adapter` unless it alone is larger than the capacity."""
         if digest in self._adapters or adapter.nbytes > self._capacity:

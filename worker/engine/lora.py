@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from kernels.lora import lora
+from kernels.lora import LoraSegments, lora
 from worker.engine.adapter_extras import (
     Effects,
     ExtraTensors,
@@ -83,6 +83,9 @@ class LoraLinear(nn.Module):
         """What else the adapter changes here. `extras.A` and `B` are those of its rows."""
         self._effects.put(row, effects_of(self.base_layer, extras, pooled=True))
 
+    def kept(self, row: int) -> list[Tensor]:
+        return self._effects.kept(row)
+
     def drop(self, row: int) -> None:
         self._effects.drop(row)
 
@@ -98,13 +101,20 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         segments = current_context().lora
-        if segments is None or self.A is None or self.B is None or self.scales is None:
+        if segments is None or self.A is None:
             return y
+        self.adapt(x, y, segments)
+        return y
+
+    def adapt(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
+        """Change `y`, the base layer's output for `x`, in place. Needs a pool."""
+        assert self.A is not None
+        assert self.B is not None
+        assert self.scales is not None
         if not self.live_rows.isdisjoint(segments.rows):
             packed = y.view(-1, self.out_features)
             lora(x.reshape(-1, self.in_features), packed, self.A, self.B, self.scales, segments)
         self._effects.apply(self.base_layer, x, y, segments)
-        return y
 
 
 def _features(layer: nn.Module) -> tuple[int, int]:

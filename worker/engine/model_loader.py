@@ -20,7 +20,7 @@ from worker.engine.hooked import hook_others
 from worker.engine.kv_cache import KvLayout
 from worker.engine.lora import LoraLinear, wrap_linears
 from worker.engine.packed_model import PackedModel
-from worker.engine.rank_pool import RankPool, Target
+from worker.engine.rank_pool import OtherTarget, RankPool, Target
 
 DTypeName = Literal["float32", "bfloat16"]
 
@@ -44,7 +44,7 @@ class ServedModel:
     vocab_size: int
     kv_layout: KvLayout
     linears: Mapping[str, LoraLinear]
-    others: Mapping[str, Target]
+    others: Mapping[str, OtherTarget]
     dtype: torch.dtype
     device: torch.device
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from worker.engine.adapter_extras import ExtraTensors, LoraWeights, ModuleExtras
+from worker.engine.load_probe import Probed, check, probe_merged, probe_update
 from worker.engine.lora import LoraLinear
 from worker.protocol.errors import AdapterLoadError
 
@@ -48,6 +49,12 @@ class Target(Protocol):
     def drop(self, row: int) -> None: ...
 
 
+class OtherTarget(Target, Protocol):
+    """One that is no linear layer of the pool."""
+
+    def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed: ...
+
+
 class RankPool:
     """`rank` rows in every wrapped module; an adapter of rank r owns the same r rows in each.
 
@@ -60,7 +67,7 @@ class RankPool:
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        others: Mapping[str, Target] | None = None,
+        others: Mapping[str, OtherTarget] | None = None,
     ) -> None:
         self.rank = rank
         self._modules = modules
@@ -101,6 +108,30 @@ class RankPool:
         for name in changed:
             if name in adapter.extras or name not in self._modules:
                 self._put(name, rows[0], adapter)
+
+    @torch.inference_mode()
+    def probe(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
+        """See `worker.engine.load_probe`. Raises AdapterLoadError."""
+        if not adapter.modules and not adapter.extras:
+            raise AdapterLoadError("adapter_invalid", "it changes no module of the model")
+        for name, probed in self._probed(rows, adapter):
+            check(name, probed, self._dtype)
+
+    def _probed(self, rows: Sequence[int], adapter: LoadedAdapter) -> Iterator[tuple[str, Probed]]:
+        kinds: set[tuple[str, ...]] = set()
+        for name in sorted(adapter.modules.keys() | adapter.extras.keys()):
+            weights, host = adapter.modules.get(name), adapter.extras.get(name)
+            linear = self._modules.get(name)
+            if linear is None:
+                yield name, self._others[name].probe(rows[0], weights, host)
+                continue
+            yield name, Probed(linear.kept(rows[0]))
+            if weights is not None:
+                yield name, probe_update(linear, rows, weights)
+            kind = () if host is None else tuple(sorted(host.tensors))
+            if kind not in kinds:
+                yield name, probe_merged(linear, rows, weights, host)
+            kinds.add(kind)
 
     def release(self, rows: Sequence[int]) -> None:
         """Free what the adapter of `rows` keeps besides them. None of its sequences runs."""
