@@ -29,6 +29,8 @@ from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
 from gateway.tenants import endpoints as tenants
 from gateway.usage import endpoints as usage
+from gateway.webhooks import endpoints as webhooks
+from gateway.webhooks import events_endpoints as webhook_events
 
 ROUTERS = (
     files.router,
@@ -39,6 +41,8 @@ ROUTERS = (
     models.router,
     adapters.router,
     shared_adapters.router,
+    webhooks.router,
+    webhook_events.router,
     usage.router,
     tenants.router,
     billing.router,

@@ -72,6 +72,28 @@ class Settings(BaseSettings):
     file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
     long_poll_seconds: float = Field(60.0, gt=0, description="Longest wait of a long poll")
     sync_seconds: float = Field(600.0, gt=0, description="Longest synchronous call")
+    secret_key: SecretStr | None = Field(
+        None,
+        min_length=32,
+        description="Key that webhook secrets are derived from, the same in every process; "
+        "default: made in the data directory",
+    )
+    webhook_allow_private: bool = Field(
+        False, description="Let webhooks reach private addresses, and http://"
+    )
+    webhook_endpoints: int = Field(20, ge=1, description="Most webhook endpoints of a tenant")
+    webhook_timeout_seconds: float = Field(
+        15.0, gt=0, le=25, description="Longest attempt to deliver a webhook, all in all"
+    )
+    webhook_concurrency: int = Field(
+        64, ge=1, le=1000, description="Most webhooks on their way at once, per delivery task"
+    )
+    webhook_tenant_concurrency: int = Field(16, ge=1, description="… of one tenant")
+    webhook_endpoint_concurrency: int = Field(4, ge=1, description="… to one endpoint")
+    webhook_failures: int = Field(
+        5, ge=1, description="Failures in a row after which an endpoint is left alone for a while"
+    )
+    webhook_event_days: int = Field(30, ge=5, description="Days until events are forgotten")
     log_level: str = Field("INFO", validation_alias=AliasChoices("BATTEN_LOG_LEVEL", "LOG_LEVEL"))
 
     @property

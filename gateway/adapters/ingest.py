@@ -20,8 +20,11 @@ from gateway.adapters.examiner import examine
 from gateway.adapters.repository import BaseModelRepository, IngestRepository
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
 from gateway.kit.store import delete_blob, read_blob
 from gateway.models import AdapterRevision, BaseModel
+from gateway.webhooks.events import EventType
+from gateway.webhooks.service import record
 from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE, Problem
 
 _log = structlog.get_logger(__name__)
@@ -98,6 +101,7 @@ async def _settle(
                 {"code": problem.code, "param": problem.name, "message": problem.message}
                 for problem in outcome
             ]
+            await _tell(session, "adapter.rejected", revision)
             return
         revision.status, revision.digest = "ready", outcome.digest
         revision.rank, revision.bytes = outcome.rank, outcome.bytes
@@ -105,6 +109,14 @@ async def _settle(
         adapter = await repository.adapter(revision.adapter_id, lock=True)
         if adapter is not None and adapter.promoted_revision_id is None:
             adapter.promoted_revision_id = revision.id
+        await _tell(session, "adapter.ready", revision)
+
+
+async def _tell(session: WriteSession, type: EventType, revision: AdapterRevision) -> None:
+    """Its tenant; the operator's own adapters have none."""
+    if revision.tenant_id is not None:
+        told = {"id": revision.adapter_id, "revision_id": revision.id}
+        await record(session, revision.tenant_id, type, told)
 
 
 async def _keys(context: Context, prefix: str) -> list[str]:

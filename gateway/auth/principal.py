@@ -28,6 +28,11 @@ RESOURCES = (
     "webhook_endpoints",
     "webhook_events",
 )
+_OTHERWISE = {
+    "chat": "inference",
+    "completions": "inference",
+    "webhook_event_types": "webhook_endpoints",
+}
 TENANT_SCOPES = frozenset(
     {"all", "read", *(f"{name}:{access}" for name in RESOURCES for access in ("read", "write"))}
 )
@@ -63,4 +68,4 @@ class Operator:
 def resource_of(path: str) -> str:
     """`/v1/files/file_1/content` → "files"."""
     name = path.removeprefix("/v1/").partition("/")[0]
-    return "inference" if name in {"chat", "completions"} else name
+    return _OTHERWISE.get(name, name)

@@ -16,9 +16,10 @@ from sqlalchemy import select
 
 from gateway import heartbeats
 from gateway.auth.scope import scope_for_background
+from gateway.batches.ending import end_batch
 from gateway.batches.freeze import Stopped, freeze
 from gateway.batches.repository import LineRepository, finished_lines
-from gateway.batches.state import check_transition, final_status
+from gateway.batches.state import final_status
 from gateway.batches.sweep import activity
 from gateway.files import service as files
 from gateway.jobs.service import stop_in_queue
@@ -111,7 +112,7 @@ async def _prepare(session: WriteSession, batch: Batch, grace_ms: int) -> Prepar
         case "cancelling" if batch.in_progress_at is None:
             await LineRepository(session, batch.id).drop()
             batch.total = batch.failed = batch.enqueued_tokens = 0
-            _end(batch, now)
+            await end_batch(session, batch, final_status(batch.status, batch.expired), now)
             return Prepared()
         case "cancelling":
             await freeze(session, batch, "cancelled", ("held", "queued"))
@@ -137,7 +138,8 @@ async def _write_files(context: Context, batch: Batch) -> None:
             await session.flush()
             current.output_file_id = output.id if output else None
             current.error_file_id = errors.id if errors else None
-            _end(current, now_ms())
+            status = final_status(current.status, current.expired)
+            await end_batch(session, current, status, now_ms())
             await heartbeats.clear(session, activity(batch.id))
     for file in (output, errors):
         if file is not None and not won:
@@ -158,13 +160,6 @@ async def _write(
         result_lines(context, batch.id, states),
         None if seconds is None else now_ms() + seconds * 1000,
     )
-
-
-def _end(batch: Batch, now: int) -> None:
-    status = final_status(batch.status, batch.expired)
-    check_transition(batch.status, status)
-    batch.status = status
-    setattr(batch, f"{status}_at", now)
 
 
 async def _locked(session: WriteSession, batch_id: str) -> Batch:

@@ -11,6 +11,7 @@ from gateway import heartbeats
 from gateway.adapters.repository import BaseModelRepository
 from gateway.auth.scope import scope_for_background
 from gateway.batches.checking import Checked
+from gateway.batches.ending import end_batch
 from gateway.batches.lines import Problem
 from gateway.batches.reader import Chunk
 from gateway.batches.repository import BatchRepository, HeldLines, LineRepository
@@ -111,13 +112,13 @@ async def conclude(context: Context, batch_id: str) -> bool:
         batch.model = held[0].model if len(held) == 1 else None
         problem = await _whole_file_problem(repository, batch, held, limit)
         if batch.errors or problem:
-            await _fail(lines, batch, problem)
+            await _fail(session, batch, problem)
             return False
         await lines.release()
         try:
             await reserve(session, batch.tenant_id, sum(of.reserved_nano for of in held))
         except BudgetExceeded as error:
-            await _fail(lines, batch, Problem("budget_exceeded", error.message))
+            await _fail(session, batch, Problem("budget_exceeded", error.message))
             return False
         if len(held) > 1:
             await lines.begin_models(held)
@@ -150,16 +151,15 @@ async def refuse(context: Context, batch_id: str, problem: Problem) -> None:
         batch = await _locked(session, batch_id)
         if batch.status == "validating":
             await heartbeats.clear(session, activity(batch_id))
-            await _fail(LineRepository(session, batch_id), batch, problem)
+            await _fail(session, batch, problem)
 
 
-async def _fail(lines: LineRepository, batch: Batch, problem: Problem | None) -> None:
-    check_transition(batch.status, "failed")
-    batch.status, batch.failed_at = "failed", now_ms()
+async def _fail(session: WriteSession, batch: Batch, problem: Problem | None) -> None:
+    await end_batch(session, batch, "failed", now_ms())
     if problem is not None:
         batch.errors = [*(batch.errors or []), problem.shown()]
     batch.total = batch.failed = batch.enqueued_tokens = 0
-    await lines.drop()
+    await LineRepository(session, batch.id).drop()
 
 
 async def _locked(session: WriteSession, batch_id: str) -> Batch:

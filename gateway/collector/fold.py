@@ -24,9 +24,10 @@ from gateway.kit.database import WriteSession
 from gateway.kit.endurance import OUTAGES
 from gateway.kit.prompts import Prompts
 from gateway.kit.sql import update_rows
-from gateway.kit.task_names import FINALIZE
+from gateway.kit.task_names import DELIVER, FINALIZE
 from gateway.kit.tasks import Tasks
 from gateway.models import Request
+from gateway.webhooks.service import has_deliveries
 from worker.protocol.messages import Finished, GenerationEvent
 from worker.protocol.types import RequestId
 from worker.queue.base import EventStream, RequestQueue, StreamEntry
@@ -43,6 +44,7 @@ class Folded:
     ended: tuple[RequestId, ...] = ()
     ready_batches: tuple[str, ...] = ()
     freed: bool = False
+    deliveries: bool = False
 
 
 class Fold:
@@ -78,6 +80,8 @@ class Fold:
             await self._context.queues.bell.ring(folded.ended)
         for batch_id in folded.ready_batches:
             await self._tasks.send(FINALIZE, batch_id)
+        if folded.deliveries:
+            await self._tasks.send(DELIVER)
         return folded.freed
 
     async def _commit_all(self, events: Sequence[GenerationEvent]) -> Folded:
@@ -103,7 +107,8 @@ class Fold:
             if current:
                 failed[event.request_id] = Settlement("failed", status, body)
             ready = await settle(session, locked, failed)
-        return Folded((event.request_id,) if current else (), tuple(ready), freed=bool(current))
+        ended = (event.request_id,) if current else ()
+        return Folded(ended, tuple(ready), bool(current), has_deliveries(session))
 
     async def commit(self, events: Sequence[GenerationEvent]) -> Folded:
         """The transaction."""
@@ -121,7 +126,7 @@ class Fold:
             or locked.requests[event.request_id].state in TERMINAL
         }
         batches = dict.fromkeys([*ready, *cancelling])
-        return Folded(tuple(sorted(ended)), tuple(batches), effects.freed)
+        return Folded(tuple(sorted(ended)), tuple(batches), effects.freed, has_deliveries(session))
 
     def _answer(self, row: Standing, finished: Finished) -> Settlement:
         body = response_body(answered(row), finished, self._prompts)
@@ -143,6 +148,7 @@ def _joined(parts: Sequence[Folded]) -> Folded:
         tuple(request_id for part in parts for request_id in part.ended),
         tuple(dict.fromkeys(batch_id for part in parts for batch_id in part.ready_batches)),
         any(part.freed for part in parts),
+        any(part.deliveries for part in parts),
     )
 
 

@@ -28,10 +28,13 @@ from gateway.kit import task_names as names
 from gateway.kit.context import Context
 from gateway.kit.tasks import Tasks
 from gateway.settings import Settings
+from gateway.webhooks.delivery import deliver
+from gateway.webhooks.upkeep import keep_webhooks
 
 CONTROL = "control"
 
 _SECONDS = {
+    names.DELIVER: 2,
     names.SWEEP_BATCHES: 5,
     names.SWEEP_JOBS: 5,
     names.HEARTBEAT: 5,
@@ -39,6 +42,7 @@ _SECONDS = {
     names.SWEEP_WITHDRAWN: 15,
     names.SWEEP_FILES: 300,
     names.BILLING: 300,
+    names.SWEEP_WEBHOOKS: 300,
     names.SWEEP_KEYS: 3600,
 }
 
@@ -62,11 +66,13 @@ def works(tasks: Tasks) -> Mapping[str, Callable[..., Awaitable[object]]]:
         names.FINALIZE: finalize_batch,
         names.INGEST: ingest,
         names.WITHDRAW: withdraw,
+        names.DELIVER: deliver,
         names.SWEEP_BATCHES: lambda context: sweep_batches(context, tasks),
         names.SWEEP_ADAPTERS: lambda context: send_ingests(context, tasks),
         names.SWEEP_JOBS: expire_jobs,
         names.SWEEP_WITHDRAWN: withdraw,
         names.SWEEP_FILES: clean_store,
+        names.SWEEP_WEBHOOKS: keep_webhooks,
         names.SWEEP_KEYS: clean_keys,
         names.BILLING: bill,
         names.HEARTBEAT: beat,

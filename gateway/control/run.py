@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from pathlib import Path
-from typing import IO
 
 import structlog
 from celery import signals
@@ -13,9 +10,11 @@ from celery import signals
 from gateway.control.app import control_app
 from gateway.control.lineage import die_with_parent
 from gateway.control.runtime import Runtime
+from gateway.kit.locks import exclusive
 from gateway.settings import Settings
 
-CONCURRENCY = 2
+CONCURRENCY = 4
+"""Two at most deliver webhooks (`gateway.webhooks.delivery`): as many are left for the rest."""
 
 _log = structlog.get_logger(__name__)
 
@@ -29,11 +28,11 @@ def run_control(settings: Settings) -> None:
     signals.worker_process_init.connect(die_with_parent, weak=False)
     signals.beat_embedded_init.connect(die_with_parent, weak=False)
     signals.worker_process_shutdown.connect(runtime.close, weak=False)
-    lock = _beat_lock(settings.data / "beat.lock")
-    try:
+    # Beat is a singleton: another control process of this directory may have it.
+    with exclusive(settings.data / "beat.lock") as beats:
         worker = app.Worker(
             hostname=f"control-{os.getpid()}@%h",
-            beat=lock is not None,
+            beat=beats,
             schedule_filename=str(settings.data / "beat-schedule"),
             concurrency=CONCURRENCY,
             pool="prefork",
@@ -42,19 +41,5 @@ def run_control(settings: Settings) -> None:
             without_mingle=True,
             quiet=True,
         )
-        _log.info("control_starts", beat=lock is not None)
+        _log.info("control_starts", beat=beats)
         worker.start()
-    finally:
-        if lock is not None:
-            lock.close()
-
-
-def _beat_lock(path: Path) -> IO[str] | None:
-    """Beat is a singleton: None when another control process of this directory has it."""
-    lock = path.open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return None
-    return lock

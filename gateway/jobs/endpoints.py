@@ -46,7 +46,7 @@ async def create_job(
         async def create() -> dict[str, Any]:
             nonlocal created
             created = True
-            await service.add_job(session, principal, row)
+            await service.add_job(session, context, principal, row)
             return job_object(row, None).model_dump()
 
         response = await idempotency.once(session, fingerprint, create, 202)

@@ -24,6 +24,7 @@ class Standing:
     id: str
     tenant_id: str
     key_id: str
+    kind: str
     batch_id: str | None
     endpoint: str
     model: str
@@ -39,6 +40,8 @@ class Standing:
     max_tokens: int
     price_id: str
     reserved_nano: int
+    webhook_endpoint_id: str | None
+    webhook_url: str | None
     created_at: int
     started_at: int | None
     cancel_requested_at: int | None

@@ -18,7 +18,8 @@ Priority = Literal["standard", "batch"]
 
 class CreateJob(BaseModel):
     """`priority` "batch" costs less and yields to everything else. `deadline` is Unix seconds:
-    a job that has not finished by then expires."""
+    a job that has not finished by then expires. `webhook` is told of its end: the id of an
+    endpoint, or a URL, for which the tenant's default secret signs."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,6 +28,7 @@ class CreateJob(BaseModel):
     metadata: Metadata | None = None
     priority: Priority = "standard"
     deadline: int | None = Field(None, ge=0, le=2**40)
+    webhook: str | None = Field(None, min_length=1)
 
 
 class JobResponse(BaseModel):
@@ -56,6 +58,7 @@ class JobObject(BaseModel):
     deadline: int | None
     prompt_tokens: int
     metadata: dict[str, str] | None
+    webhook: str | None
     response: JobResponse | None
     error: JobError | None
 
@@ -78,6 +81,7 @@ def job_object(row: Request, result: Result | None) -> JobObject:
         deadline=seconds(row.deadline_at),
         prompt_tokens=row.prompt_tokens,
         metadata=row.user_metadata,
+        webhook=row.webhook_url or row.webhook_endpoint_id,
         response=response,
         error=error,
     )

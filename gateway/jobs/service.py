@@ -32,6 +32,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.models import Request
+from gateway.webhooks.lifecycle import endpoint_for_url, webhook_target
 from worker.protocol.types import RequestId
 from worker.queue.base import QueueUnavailable
 
@@ -61,6 +62,7 @@ async def prepare_job(
     refuse_nul(wanted.body, "body")
     _refuse_streaming(wanted.body)
     async with context.database.read() as session:
+        webhook = await webhook_target(session, context, principal.scope, wanted.webhook)
         target = await resolve_target(session, principal.scope, model_name(wanted.body))
     planned = await plan(context, target, wanted.endpoint, wanted.body)
     row = new_request(
@@ -72,10 +74,13 @@ async def prepare_job(
         wanted.body,
         wanted.metadata,
     )
+    row.webhook_endpoint_id, row.webhook_url = webhook
     return row, planned
 
 
-async def add_job(session: WriteSession, principal: Principal, row: Request) -> None:
+async def add_job(
+    session: WriteSession, context: Context, principal: Principal, row: Request
+) -> None:
     """Raises TooManyRequests, BudgetExceeded."""
     repository = JobRepository(session, principal.scope)
     most = principal.limits.concurrent_jobs
@@ -88,6 +93,10 @@ async def add_job(session: WriteSession, principal: Principal, row: Request) -> 
                 code="concurrent_jobs_exceeded",
                 retry_after=_RETRY_AFTER_SECONDS,
             )
+    if row.webhook_url is not None:
+        row.webhook_endpoint_id = await endpoint_for_url(
+            session, context, principal.scope, row.webhook_url
+        )
     repository.add(row)
     await session.flush()
     await reserve(session, row.tenant_id, row.reserved_nano)

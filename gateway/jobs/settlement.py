@@ -1,4 +1,4 @@
-"""Ends requests: state, result, usage, batch counts and account in one transaction, exactly once.
+"""Ends requests: state, result, usage, counts, account and event in one transaction, once each.
 
 The first terminal state wins; what comes later changes nothing and bills nothing.
 """
@@ -14,6 +14,7 @@ from sqlalchemy import bindparam, select, update
 
 from gateway.billing.accounts import Change, apply
 from gateway.billing.service import amount_nano
+from gateway.jobs.events import job_ended
 from gateway.jobs.locking import Locked, Standing
 from gateway.jobs.states import TERMINAL, TerminalState
 from gateway.kit.clock import now_ms
@@ -21,6 +22,7 @@ from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.sql import insert_new, update_rows
 from gateway.models import Batch, BatchModel, Price, Request, Result, UsageRecord
+from gateway.webhooks.service import record_all
 from worker.protocol.types import RequestClass, TokenUsage
 
 
@@ -55,6 +57,8 @@ async def settle(
     ]
     await update_rows(session, Request, ended)
     used = await _insert_usage(session, locked, settled, now)
+    jobs = [locked.requests[each] for each in settled if locked.requests[each].kind == "job"]
+    await record_all(session, [job_ended(job, settled[job.id].state) for job in jobs])
     done = _count(locked, settled, now)
     await dequeue(session, _waited(locked, settled))
     await apply(session, _changes(locked, settled, used), now)

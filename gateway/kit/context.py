@@ -11,6 +11,7 @@ from obstore.store import ObjectStore
 from gateway.kit.database import Database
 from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
+from gateway.kit.secret_key import load_secret_key
 from gateway.kit.store import open_store
 from gateway.settings import Settings
 from worker.queue.settings import QueueSettings
@@ -22,6 +23,7 @@ class Context:
     database: Database
     store: ObjectStore
     queues: Queues
+    secret_key: bytes = field(repr=False)
     prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
 
 
@@ -43,7 +45,8 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         settings.redis_url.get_secret_value(), QueueSettings.with_lease(settings.lease_seconds)
     )
     try:
-        yield Context(settings, database, open_store(settings.effective_store), queues)
+        store = open_store(settings.effective_store)
+        yield Context(settings, database, store, queues, load_secret_key(settings))
     finally:
         await queues.close()
         await database.close()

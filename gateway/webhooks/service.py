@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gateway.auth.scope import TenantScope
+from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.kit.clock import now_ms
-from gateway.kit.database import WriteSession
+from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.sql import insert_new
 from gateway.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
 from gateway.webhooks.events import EventType, NewEvent, Target, event_body
-from gateway.webhooks.repository import live_endpoints
+from gateway.webhooks.repository import EndpointRepository, EventRepository, live_endpoints
 from gateway.webhooks.schedule import GIVE_UP_MS
 
 _DELIVERIES = "webhook_deliveries"
@@ -89,3 +91,58 @@ def delivery_row(event_id: str, tenant_id: str, target: Target, now: int) -> dic
         "expires_at": now + GIVE_UP_MS,
         "created_at": now,
     }
+
+
+async def get_event(
+    session: ReadSession | WriteSession, scope: TenantScope, event_id: str
+) -> WebhookEvent:
+    """Raises NotFound."""
+    event = await EventRepository(session, scope).get(event_id)
+    if event is None:
+        raise NotFound(f"No webhook event found with id '{event_id}'.", param="id")
+    return event
+
+
+async def redeliver(
+    session: WriteSession, scope: TenantScope, event_id: str, endpoint_id: str | None
+) -> list[WebhookDelivery]:
+    """Sends an event again, from the start of the schedule: to all that were told of it, or to
+    one endpoint. Raises NotFound, BadRequest (endpoint), Conflict."""
+    event = await get_event(session, scope, event_id)
+    repository = EventRepository(session, scope)
+    now = now_ms()
+    if endpoint_id is not None:
+        await _require_enabled(session, scope, endpoint_id)
+        row = delivery_row(event.id, scope.tenant_id, Target(endpoint_id), now)
+        await insert_new(session, WebhookDelivery, [row])
+    chosen = [
+        delivery
+        for delivery in await repository.sendable(event.id)
+        if endpoint_id in (None, delivery.endpoint_id)
+    ]
+    if not chosen:
+        raise Conflict(
+            "No endpoint that is enabled was told of this event: name one in "
+            "'webhook_endpoint_id'.",
+            code="nothing_to_redeliver",
+        )
+    for delivery in chosen:
+        delivery.state, delivery.tries, delivery.finished_at = "pending", 0, None
+        delivery.next_attempt_at, delivery.expires_at = now, now + GIVE_UP_MS
+    await session.flush()
+    await repository.unpause([delivery.endpoint_id for delivery in chosen])
+    return chosen
+
+
+async def _require_enabled(session: WriteSession, scope: TenantScope, endpoint_id: str) -> None:
+    endpoint = await EndpointRepository(session, scope).get(endpoint_id)
+    if endpoint is None:
+        raise BadRequest(
+            f"No such webhook endpoint: '{endpoint_id}'.",
+            code="invalid_value",
+            param="webhook_endpoint_id",
+        )
+    if endpoint.disabled_at is not None:
+        raise Conflict(
+            f"The webhook endpoint '{endpoint_id}' is disabled.", code="webhook_endpoint_disabled"
+        )

@@ -16,6 +16,7 @@ from gateway.billing.invoices import invoice_id
 from gateway.kit.clock import now_ms
 from gateway.kit.months import month_of
 from gateway.models import Adapter, AdapterRevision
+from gateway.webhooks.service import record
 
 Ids = Mapping[str, str]
 
@@ -36,6 +37,8 @@ BODIES: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Hi"}],
     },
     "POST /v1/completions": lambda ids: {**COMPLETION, "model": ids["adapter"]},
+    "POST /v1/webhook_endpoints/{webhook_endpoint_id}": lambda ids: {"name": "mine"},
+    "PATCH /v1/webhook_endpoints/{webhook_endpoint_id}": lambda ids: {"name": "mine"},
     "POST /v1/adapters/{adapter}/promote": lambda ids: {"revision": ids["revision"]},
 }
 CURSORS = {
@@ -45,10 +48,18 @@ CURSORS = {
     "GET /v1/invoices": "invoice_id",
     "GET /v1/adapters": "adapter_id",
     "GET /v1/adapters/{adapter}/revisions": "revision_id",
+    "GET /v1/webhook_endpoints": "webhook_endpoint_id",
+    "GET /v1/webhook_events": "webhook_event_id",
 }
-OWN_DATA = {"GET /v1/models", "GET /v1/usage", "GET /v1/budget"}  # nothing in them names an object
-CREATES = {"POST /v1/files", "POST /v1/adapters"}  # of uploads: nothing is named
+OWN_DATA = {
+    "GET /v1/models",
+    "GET /v1/usage",
+    "GET /v1/budget",
+    "GET /v1/webhook_event_types",
+}  # nothing in them names an object
+CREATES = {"POST /v1/files", "POST /v1/adapters", "POST /v1/webhook_endpoints"}  # nothing is named
 OPEN = {"GET /healthz", "GET /readyz"}
+LISTS = ("files", "batches", "jobs", "adapters", "webhook_endpoints", "webhook_events")
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,13 @@ async def owned(client: httpx.AsyncClient, tenant: Any, deployment: Any) -> Ids:
     job_body = {"endpoint": "/v1/completions", "body": line["body"]}
     job = (await client.post("/v1/jobs", json=job_body)).json()
     await add_adapter(tenant, deployment)
+    hook = (await client.post("/v1/webhook_endpoints", json={"url": "https://example.com"})).json()
+    async with deployment.context.database.write() as session:
+        await record(session, tenant.tenant_id, "batch.completed", {"id": batch["id"]})
+    [event] = (await client.get("/v1/webhook_events")).json()["data"]
     return {
+        "webhook_endpoint_id": hook["id"],
+        "webhook_event_id": event["id"],
         "file_id": file["id"],
         "batch_id": batch["id"],
         "job_id": job["id"],
@@ -176,8 +193,8 @@ async def test_another_tenants_ids_are_unknown_ids(
 async def test_lists_show_nothing_of_another_tenant(
     app: FastAPI, other_client: httpx.AsyncClient, owned: Ids
 ) -> None:
-    for path in ("/v1/files", "/v1/batches", "/v1/jobs", "/v1/adapters"):
-        assert (await other_client.get(path)).json()["data"] == []
+    for name in LISTS:
+        assert (await other_client.get(f"/v1/{name}")).json()["data"] == []
     models = (await other_client.get("/v1/models")).json()["data"]
     assert [model["id"] for model in models] == ["tiny"]
 

@@ -250,7 +250,7 @@ async def test_a_crash_between_the_files_and_their_names_is_repeated(
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.batches.finaliser._end", crash)
+        patched.setattr("gateway.batches.finaliser.end_batch", crash)
         with pytest.raises(Crash):
             await finalize_batch(deployment.context, batch.id)
     assert (await openai_client.batches.retrieve(batch.id)).status == "finalizing"

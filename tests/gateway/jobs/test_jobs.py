@@ -202,7 +202,8 @@ async def test_a_job_is_accepted_while_redis_is_away(
         ({"deadline": 5}, "deadline", "invalid_value"),
         ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
-        ({"webhook": "x"}, "webhook", "unknown_parameter"),
+        ({"webhook": "x"}, "webhook", "invalid_value"),
+        ({"callback": "x"}, "callback", "unknown_parameter"),
     ],
 )
 async def test_a_bad_job_is_refused_by_name(

@@ -1,0 +1,56 @@
+"""URLs of receivers. The parser that checks one is the one that calls it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import httpx
+
+from gateway.errors import BadRequest
+from gateway.webhooks.addresses import Address, is_public
+
+MAX_CHARS = 2048
+
+
+def check_url(url: str, param: str, allow_private: bool) -> str:
+    """The URL as given. Names are looked up when something is sent. Raises BadRequest."""
+    if problem := _problem(url, allow_private):
+        raise BadRequest(
+            f"Invalid value for '{param}': {problem}.", code="invalid_value", param=param
+        )
+    return url
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port."""
+    parsed = httpx.URL(url)
+    return f"{parsed.scheme}://{parsed.netloc.decode()}"
+
+
+def literal_address(host: str) -> Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def _problem(url: str, allow_private: bool) -> str | None:
+    if len(url) > MAX_CHARS:
+        return f"a URL has at most {MAX_CHARS} characters"
+    try:
+        parsed = httpx.URL(url)
+        host = parsed.raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError, ValueError):
+        return "this is not a URL"
+    if parsed.scheme != "https" and not (allow_private and parsed.scheme == "http"):
+        return "a URL must begin with https://"
+    if not host or parsed.port == 0:
+        return "the URL names no host, or port 0"
+    if parsed.userinfo:
+        return "a URL must not hold a user name or password"
+    if parsed.fragment:
+        return "a URL must not have a fragment"
+    address = literal_address(host)
+    if address is not None and not allow_private and not is_public(address):
+        return "the address is not a public one"
+    return None
