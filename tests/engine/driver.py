@@ -118,8 +118,12 @@ class Driver:
         """The next `num_tokens` of a sequence, with blocks for them."""
         start = sequence.num_computed
         size = self.runner.cache.block_size
+        if not sequence.more_tables:
+            others = len(self.runner.cache.layout.groups) - 1
+            sequence.more_tables = tuple([] for _ in range(others))
         while len(sequence.block_table) * size < start + num_tokens:
-            sequence.block_table.append(self._free.pop())
+            for table in sequence.tables:
+                table.append(self._free.pop())
         return ScheduledSequence(sequence, start, num_tokens)
 
     def step(self, scheduled: Rows[ScheduledSequence]) -> list[SampledToken]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.engine.shadow import ShadowResidency, ShadowRunner
-from worker.engine.config import SchedulerConfig
+from worker.engine.config import SchedulerConfig, reach
 from worker.engine.engine import Engine
 from worker.engine.outputs import EngineOutput, FinishedOutput
-from worker.engine.sequence import SequenceStatus
+from worker.engine.sequence import NOWHERE, SequenceStatus
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams
 
 
@@ -41,7 +41,7 @@ class Harness:
     ) -> None:
         config = {"num_blocks": 64, "block_size": 4, "context_tokens": 200, **config}
         self.config = SchedulerConfig(**config)
-        self.runner = ShadowRunner(self.config.block_size)
+        self.runner = ShadowRunner(self.config.block_size, self.config.windows)
         self.residency = residency or ShadowResidency(self.config.adapter_rank)
         self.clock = Clock()
         self.engine = Engine(
@@ -68,6 +68,7 @@ class Harness:
     def check(self) -> None:
         scheduler = self.engine.scheduler
         scheduler.blocks.check_integrity(scheduler.running)
+        self._check_windows()
         assert len(scheduler.running) <= self.config.max_sequences
         assert all(s.status is SequenceStatus.RUNNING for s in scheduler.running)
         waiting = list(scheduler.admission.queue)
@@ -78,6 +79,15 @@ class Harness:
         assert pinned <= set(self.residency.pins)
         if self.runner.batches:
             assert self.runner.batches[-1].num_tokens <= self.config.token_budget
+
+    def _check_windows(self) -> None:
+        """No table holds what its group's layers will never see again."""
+        size = self.config.block_size
+        for sequence in self.engine.scheduler.running:
+            for window, table in zip(self.config.windows, sequence.tables, strict=True):
+                if window is not None:
+                    first = max(0, sequence.num_computed - reach(window, size)) // size
+                    assert all(block == NOWHERE for block in table[:first])
 
     def run(self, most: int = 2000) -> dict[str, FinishedOutput]:
         """Step until nothing is left to do."""

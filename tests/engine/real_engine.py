@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,24 @@ class RealEngine:
         *,
         eos: frozenset[int] | None = frozenset(),
         adapters: Mapping[AdapterRef, Path] | None = None,
+        longest: int | None = None,
         **config: Any,
     ) -> None:
-        """`eos` None takes the model's own; `adapters` are folders."""
+        """`eos` None takes the model's own; `adapters` are folders. The pool holds one sequence of
+        `longest` tokens, and little more."""
         model = load_model(folder, "float32", certified=True)
         sizes = {
             "num_blocks": 256,
             "block_size": 4,
             "token_budget": 32,
             "context_tokens": model.context_tokens,
+            "windows": model.kv_layout.windows,
             **config,
         }
         self.config = SchedulerConfig(**sizes)
+        if longest is not None:
+            blocks = self.config.most_blocks(longest) + 2
+            self.config = replace(self.config, num_blocks=blocks)
         residency: AdapterCache | NullResidency = NullResidency(self.config.adapter_rank)
         self._loaded = threading.Semaphore(0)
         if adapters:

@@ -2,7 +2,8 @@
 
 Each slot holds what its keys and values would depend on: all tokens up to it, the adapter that
 applied, and the scope it was written for. Reading a sequence's history through its block table
-therefore finds every block that was lost, overwritten, shared too early or across a border.
+therefore finds every block that was lost, overwritten, shared too early or across a border. In a
+KV group with a window only what the window reaches is read, as its layers do.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ class Slot:
 class ShadowRunner:
     """`vocabulary` tokens; the next one is a function of the history alone."""
 
-    def __init__(self, block_size: int, vocabulary: int = 50) -> None:
+    def __init__(
+        self, block_size: int, windows: tuple[int | None, ...] = (None,), vocabulary: int = 50
+    ) -> None:
         self.block_size = block_size
+        self.windows = windows
         self.vocabulary = vocabulary
         self.slots: dict[int, Slot] = {}
         self.poisoned: set[str] = set()
@@ -71,9 +75,11 @@ class ShadowRunner:
             tokens.append(self._choose(history, choice))
         return tokens[len(prompt) :]
 
-    def _address(self, sequence: Sequence, position: int) -> int:
-        block = sequence.block_table[position // self.block_size]
-        return block * self.block_size + position % self.block_size
+    def _addresses(self, sequence: Sequence, position: int) -> list[int]:
+        """Where each group keeps it."""
+        assert len(sequence.tables) == len(self.windows)
+        blocks = [table[position // self.block_size] for table in sequence.tables]
+        return [block * self.block_size + position % self.block_size for block in blocks]
 
     def _read(self, scheduled: ScheduledSequence) -> int:
         sequence, history = scheduled.sequence, 0
@@ -81,8 +87,12 @@ class ShadowRunner:
         assert 0 < scheduled.num_tokens <= sequence.num_tokens - scheduled.start
         for position, token in enumerate(sequence.tokens(0, scheduled.start)):
             expected = self._slot(sequence, position, token, history)
-            found = self.slots.get(self._address(sequence, position))
-            assert found == expected, f"{sequence.request_id}@{position}: {found} != {expected}"
+            addresses = self._addresses(sequence, position)
+            for window, address in zip(self.windows, addresses, strict=True):
+                if window is None or position > scheduled.start - window:
+                    found = self.slots.get(address)
+                    where = f"{sequence.request_id}@{position}, window {window}"
+                    assert found == expected, f"{where}: {found} != {expected}"
             history = expected.history
         return history
 
@@ -90,11 +100,12 @@ class ShadowRunner:
         sequence = scheduled.sequence
         tokens = sequence.tokens(scheduled.start, scheduled.stop)
         for position, token in enumerate(tokens, scheduled.start):
-            address = self._address(sequence, position)
-            assert address not in written, f"two sequences write slot {address}"
-            written.add(address)
             slot = self._slot(sequence, position, token, history)
-            self.slots[address] = slot
+            for address in self._addresses(sequence, position):
+                assert address >= 0, "a block that is given up is written"
+                assert address not in written, f"two sequences write slot {address}"
+                written.add(address)
+                self.slots[address] = slot
             history = slot.history
         self.computed += len(tokens)
         return history

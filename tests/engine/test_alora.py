@@ -157,7 +157,7 @@ def test_the_other_scope_shares_nothing(base, folders):
     assert engine.run()["stranger"].usage.cached == 0
 
 
-@pytest.mark.parametrize(("budget", "blocks"), [(5, 18), (64, 24)])
+@pytest.mark.parametrize(("budget", "blocks"), [(5, 32), (64, 41)])
 def test_chunks_choices_and_preemption(base, folders, greedy, budget, blocks):
     """All at once in so few blocks that running ones are preempted, with two choices each."""
     refs = [*list(folders), None]

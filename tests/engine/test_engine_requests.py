@@ -243,7 +243,7 @@ def test_a_runners_exception_passes_and_the_step_can_be_repeated() -> None:
 def test_capacity_is_net_of_promises_and_of_those_who_wait() -> None:
     harness = Harness(num_blocks=100, watermark=0.9, max_sequences=8, adapter_rank=32)
     empty = harness.engine.capacity()
-    assert (empty.kv_tokens, empty.adapter_rank, empty.requests, empty.running) == (360, 32, 8, 0)
+    assert (empty.kv_tokens, empty.adapter_rank, empty.requests, empty.running) == (400, 32, 8, 0)
     harness.add("one", range(20), max_tokens=21, adapter=adapter("a", 8))
     waiting = harness.engine.capacity()
     assert (waiting.kv_tokens, waiting.adapter_rank) == (360 - 40, 24)
@@ -252,7 +252,7 @@ def test_capacity_is_net_of_promises_and_of_those_who_wait() -> None:
     assert (running.kv_tokens, running.adapter_rank, running.requests) == (360 - 40, 24, 7)
     assert (running.running, running.resident) == (1, ("a",))
     harness.run()
-    assert harness.engine.capacity().kv_tokens == 360
+    assert harness.engine.capacity().kv_tokens == 400
 
 
 def test_limits_are_what_a_request_may_need() -> None:

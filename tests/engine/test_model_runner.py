@@ -29,7 +29,7 @@ def llama(tmp_path_factory):
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
 def test_greedy_tokens_equal_generate(model_type, tmp_path):
     folder = save_tiny_model(tmp_path, model_type)
-    runner = ModelRunner(load_model(folder, "float32"), num_blocks=80, block_size=4)
+    runner = ModelRunner(load_model(folder, "float32"), num_blocks=200, block_size=4)
     sequences = [sequence(prompt) for prompt in prompts(5)]
     Driver(runner).run(sequences, tokens=12)
     reference = hf_model(folder)
@@ -119,8 +119,8 @@ def test_a_block_table_that_is_too_short_is_an_error(llama):
 
 def test_what_a_model_needs_is_known(llama):
     model = load_model(llama, "bfloat16")
-    assert model.kv_layout == KvLayout(
-        tuple(LayerKv(layer, 2, 16, 16) for layer in range(3)), torch.bfloat16
+    assert model.kv_layout == KvLayout.of(
+        (LayerKv(layer, 2, 16, 16) for layer in range(3)), torch.bfloat16
     )
     assert model.kv_layout.bytes_per_token == 3 * 2 * 32 * 2
     assert model.kv_layout.num_blocks(memory=3 * 2 * 32 * 2 * 16 * 10 + 5, block_size=16) == 10

@@ -51,7 +51,7 @@ def test_options_equal_peft_in_one_mixed_batch(kind, tmp_path):
         )
         for seed, (name, config) in enumerate(options.items())
     }
-    runner, driver = serve(base, folders, 64, num_blocks=300, block_size=4)
+    runner, driver = serve(base, folders, 64, num_blocks=900, block_size=4)
     refs = [None, *folders, None]
     items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
     got = runner.logits(

@@ -96,8 +96,8 @@ def test_collisions_cost_a_miss_and_never_serve_anothers_kv(collide: object) -> 
             for one in held
             for i, b in enumerate(one.block_table)
         }
-        for index, block in enumerate(blocks.match(one)):
-            assert content[block] == one.prompt_ids[: (index + 1) * SIZE]
+        for index, prefix in enumerate(blocks.match(one)):
+            assert content[prefix.blocks[0]] == one.prompt_ids[: (index + 1) * SIZE]
         compute(blocks, one, collisions=True)
         held.append(one)
         blocks.check_integrity(held)

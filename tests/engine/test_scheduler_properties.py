@@ -56,7 +56,8 @@ arrivals = st.builds(
 
 configs = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(9, 24),
+        "num_blocks": st.integers(9, 40),
+        "windows": st.sampled_from([(None,), (None,), (5,), (None, 5), (None, 3, 9), (4, 4)]),
         "block_size": st.sampled_from([1, 2, 4]).filter(lambda size: size > 1),
         "token_budget": st.sampled_from([1, 3, 7, 16, 64]),
         "max_sequences": st.sampled_from([1, 3, 8]),
@@ -75,7 +76,8 @@ hashes = st.sampled_from([hash, hash, lambda content: 0, lambda content: hash(co
 
 
 def _fits(arrival: Arrival, harness: Harness) -> bool:
-    return len(arrival.prompt) + arrival.max_tokens - 1 <= harness.config.kv_tokens
+    tokens = len(arrival.prompt) + arrival.max_tokens - 1
+    return harness.config.most_blocks(tokens) <= harness.config.num_blocks
 
 
 def _drive(harness: Harness, planned: list[Arrival]) -> dict[str, Arrival]:
@@ -118,10 +120,11 @@ def _add(harness: Harness, name: str, arrival: Arrival) -> None:
 def _check_watermark(harness: Harness) -> None:
     """Whoever was admitted in this step fitted under the watermark, or runs alone.
 
-    (Under `prefill_first` running answers may outgrow their promise after the admission.)
+    (Under `prefill_first` running answers may outgrow their promise after the admission. Behind
+    windows, chunks need more for one step, and who leaves a shared prefix behind needs its own.)
     """
     scheduler = harness.engine.scheduler
-    if harness.config.policy == "prefill_first":
+    if harness.config.policy == "prefill_first" or harness.config.windows != (None,):
         return
     if harness.admitted_now() and len(scheduler.running) > 1:
         promised = scheduler.blocks.num_used + scheduler.outstanding()

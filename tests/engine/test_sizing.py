@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -40,6 +42,7 @@ SIZE = ModelSize(
     active_parameters=1000,
     weights=2000,
     kv_token=10,
+    kv_slot=10,
     adapter_rank=5,
     activation_token=3,
     logits_row=7,
@@ -129,6 +132,53 @@ def test_shared_tokens_are_stored_once() -> None:
     assert plan.sequences(17, shared=16) == 18
     assert plan.sequences(16, shared=16) == 19
     assert plan.sequences(8 * 21) == 0
+
+
+def plan_of(windows: tuple[int | None, ...], blocks: int) -> MemoryPlan:
+    return MemoryPlan(
+        weights=0,
+        adapters=0,
+        activations=0,
+        keys_values=0,
+        blocks=blocks,
+        block_size=8,
+        windows=windows,
+    )
+
+
+def test_windows_bound_what_long_sequences_hold() -> None:
+    plan = plan_of((None, 33), 200)
+    assert plan.sequences(32) == 200 // 8
+    assert plan.sequences(800) == 200 // (100 + 5)
+    assert plan.sequences(800, shared=400) == 150 // (50 + 5), "the window has left them behind"
+    assert plan.sequences(48, shared=40) == (200 - 5 - 5) // 2, "they are still in reach"
+    assert plan_of((33,), 60).sequences(8000) == 60 // 5
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | None) -> None:
+    config = Gemma2Config(**{**SMALL, "head_dim": 8, "sliding_window": window or 500})
+    folder = save(tmp_path, Gemma2ForCausalLM(config))
+    size = model_size(folder, torch.float32)
+    settings = EngineSettings(
+        model=str(folder), dtype="float32", kv_memory=1 << 20, adapter_rank=8, threads=1
+    )
+    with OfflineEngine(settings) as offline:
+        engine = offline.engine
+        plan = plan_memory(
+            size,
+            device_memory=None,
+            kv_memory=1 << 20,
+            adapter_rank=8,
+            token_budget=2048,
+            max_sequences=256,
+            block_size=engine.config.block_size,
+        )
+        groups = 2 if window else 1
+        assert plan.windows == engine.config.windows
+        assert len(plan.windows) == groups
+        assert plan.blocks == engine.config.num_blocks == (1 << 20) * groups // (8 * size.kv_token)
+        assert sum(tensor.nbytes for tensor in engine._runner.cache.tensors) == 1 << 20
 
 
 @pytest.mark.parametrize("context", [0, 20])

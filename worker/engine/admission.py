@@ -10,6 +10,7 @@ from worker.engine.batch_formation import batch_formation
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import SchedulerConfig
 from worker.engine.pending_prefixes import PendingPrefixes
+from worker.engine.prefix_cache import Prefix
 from worker.engine.sequence import Sequence, SequenceStatus
 from worker.engine.waiting_queue import WaitingQueue
 
@@ -46,7 +47,7 @@ class Admission:
         self._tries = 0
 
     def add(self, sequence: Sequence) -> None:
-        sequence.promised_blocks = self._expected_blocks(sequence)
+        sequence.promised_blocks = self.config.blocks(self._expected_tokens(sequence))
         self.promised_to_waiting += sequence.promised_blocks
         self.queue.add(sequence)
 
@@ -157,12 +158,12 @@ class Admission:
         self.queue.park(sequence, key)
         return True
 
-    def _fits(self, sequence: Sequence, cached: list[int], outstanding: int) -> bool:
-        shared = sum(map(self._blocks.is_used, cached))
+    def _fits(self, sequence: Sequence, cached: list[Prefix], outstanding: int) -> bool:
+        shared = self._blocks.in_use(cached, self._expected_tokens(sequence))
         needed = self._blocks.num_used + outstanding + sequence.promised_blocks - shared
         return needed <= self.config.watermark_blocks
 
-    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+    def _start(self, sequence: Sequence, cached: list[Prefix]) -> None:
         if sequence.adapter is not None:
             self.gate.pin(sequence.adapter)
         self.withdraw(sequence)
@@ -181,11 +182,11 @@ class Admission:
         self.withdraw(sequence)
         self._failed.append((sequence, error))
 
-    def _expected_blocks(self, sequence: Sequence) -> int:
-        """Blocks for the prompt and the predicted answer; one that outgrew its prediction is
+    def _expected_tokens(self, sequence: Sequence) -> int:
+        """Tokens of the prompt and the predicted answer; one that outgrew its prediction is
         expected to double. The last token of an answer needs no KV."""
         produced = len(sequence.output_ids)
         answer = max(sequence.predicted_output, 2 * produced)
         total = len(sequence.prompt_ids) + min(answer, sequence.sampling.max_tokens)
         total = min(total, self.config.context_tokens) - 1
-        return self.config.blocks(max(total, sequence.num_tokens))
+        return max(total, sequence.num_tokens)

@@ -31,12 +31,13 @@ class AttentionMismatchError(Exception):
 class ForwardContext:
     """One forward pass.
 
-    Without a `cache`, sequences are whole and nothing is kept but the layers' shapes.
+    `plans` are those of the cache's groups. Without a `cache`, sequences are whole and nothing is
+    kept but the layers' shapes.
     `lora` is over the packed tokens, `head` over those whose logits are computed.
     `layers` lists the layers in the order in which they called their attention.
     """
 
-    plan: AttentionPlan
+    plans: tuple[AttentionPlan, ...]
     cache: KvCache | None
     lora: LoraSegments | None = None
     head: LoraSegments | None = None
@@ -81,23 +82,34 @@ def _attention(
         raise AttentionMismatchError("attention that is not causal")
     context = _current.get()
     packed_key, packed_value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    layer = LayerKv(int(module.layer_idx), key.shape[1], key.shape[3], value.shape[3])  # type: ignore[arg-type]
-    context.layers.append(layer)
+    index, window = int(module.layer_idx), sliding_window or None  # type: ignore[arg-type]
+    context.layers.append(LayerKv(index, key.shape[1], key.shape[3], value.shape[3], window))
     if context.cache is None:
         return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    key_cache, value_cache = context.cache.layer(layer.layer)
-    kv_write(packed_key, packed_value, key_cache, value_cache, context.plan)
+    plan = _plan_of(index, window, context.cache, context.plans)
+    key_cache, value_cache = context.cache.layer(index)
+    kv_write(packed_key, packed_value, key_cache, value_cache, plan)
     out = paged_attention(
         query[0].transpose(0, 1),
         key_cache,
         value_cache,
-        context.plan,
+        plan,
         scale=query.shape[3] ** -0.5 if scaling is None else scaling,
-        window=sliding_window or None,
+        window=window,
         softcap=softcap or None,
         sinks=s_aux,
     )
     return out.unsqueeze(0), None
+
+
+def _plan_of(
+    layer: int, window: int | None, cache: KvCache, plans: tuple[AttentionPlan, ...]
+) -> AttentionPlan:
+    group = cache.group(layer)
+    kept = cache.layout.groups[group].window
+    if kept is not None and (window is None or window > kept):
+        raise AttentionMismatchError(f"layer {layer} wants {window} tokens, {kept} are kept")
+    return plans[group]
 
 
 AttentionInterface.register(ATTENTION, _attention)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def _run_packed(model: PackedModel, prompts: Sequence[Tensor]) -> tuple[list[Ten
             for size, ids, start in zip(sizes, prompts, done, strict=True)
         ]
         busy = [index for index, count in enumerate(counts) if count]
-        context = ForwardContext(_plan(busy, counts, done, tables), cache)
+        context = ForwardContext((_plan(busy, counts, done, tables),), cache)
         spans = [(prompts[i], done[i], done[i] + counts[i]) for i in busy]
         ids = torch.cat([prompt[start:stop] for prompt, start, stop in spans])
         positions = torch.cat([torch.arange(start, stop) for _, start, stop in spans])
@@ -191,9 +192,10 @@ def _plan(
 
 
 def _complete(layout: KvLayout) -> KvLayout:
+    """All layers in one group: here no block is given up."""
     if not layout.layers:
         raise RuntimeError("it ignores the registered attention")
-    return layout
+    return KvLayout.of((replace(layer, window=None) for layer in layout.layers), layout.dtype)
 
 
 def _interleaved_tables(prompts: Sequence[Tensor]) -> list[list[int]]:

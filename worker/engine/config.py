@@ -3,6 +3,7 @@ unknown things: whoever measured the device decides."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,10 @@ class SchedulerConfig:
     the rest). `adapter_rank`: rows of the rank pool. `vocabulary`: the ids of a prompt's tokens
     are below it (0: not checked).
 
+    `windows`: of each KV group, how many tokens its layers see, their own included; None: all. A
+    sequence keeps a block table per group, and gives up blocks that no later token of it sees.
+    All groups take their blocks from the one pool of `num_blocks`.
+
     `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
     which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
     is overtaken by at most this many later ones for each class that they are more urgent.
@@ -29,6 +34,7 @@ class SchedulerConfig:
 
     num_blocks: int
     block_size: int = 16
+    windows: tuple[int | None, ...] = (None,)
     token_budget: int = 2048
     max_sequences: int = 256
     watermark: float = 0.9
@@ -47,6 +53,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.num_blocks < 1 or self.block_size < 1:
             raise ValueError(f"no KV blocks: {self.num_blocks} of {self.block_size} tokens")
+        if not self.windows or any(w is not None and w < 1 for w in self.windows):
+            raise ValueError(f"windows {self.windows} are not of one or more KV groups")
         if self.token_budget < 1 or self.max_sequences < 1:
             raise ValueError("token_budget and max_sequences must be at least 1")
         if not 0 < self.watermark <= 1:
@@ -60,14 +68,41 @@ class SchedulerConfig:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit the pool."""
-        return self.num_blocks * self.block_size
+        """The longest sequence that the pool can hold alone, in tokens."""
+        if self.windows == (None,):
+            return self.num_blocks * self.block_size
+        longest = max(self.context_tokens, self.num_blocks * self.block_size)
+        return bisect_right(range(longest), self.num_blocks, key=self.most_blocks) - 1
 
     @property
     def watermark_blocks(self) -> int:
         """Blocks that admission may promise."""
         return max(1, int(self.num_blocks * self.watermark))
 
-    def blocks(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens of one sequence."""
-        return -(-tokens // self.block_size)
+    def blocks(self, tokens: int, computed_at_once: int = 1) -> int:
+        """Blocks that hold a sequence of `tokens` tokens while its last ones are computed."""
+        return blocks_held(self.windows, self.block_size, tokens, computed_at_once)
+
+    def most_blocks(self, tokens: int) -> int:
+        """As `blocks`, at the moment when a sequence of `tokens` tokens holds the most."""
+        return self.blocks(tokens, min(tokens, self.token_budget))
+
+
+def reach(window: int, block_size: int) -> int:
+    """Tokens before the next one that a group keeps. (A whole block at least: publishing a block
+    takes the one before it.)"""
+    return max(window - 1, block_size)
+
+
+def blocks_held(
+    windows: tuple[int | None, ...], block_size: int, tokens: int, computed_at_once: int = 1
+) -> int:
+    """Blocks, in all groups, of a sequence of `tokens` tokens while its last ones are computed."""
+    entries, held = -(-tokens // block_size), 0
+    for window in windows:
+        if window is None:
+            held += entries
+        else:  # so many tokens in a row, wherever they begin in a block
+            span = reach(window, block_size) + computed_at_once
+            held += min(entries, (span + block_size - 2) // block_size + 1)
+    return held

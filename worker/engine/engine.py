@@ -170,13 +170,15 @@ class Engine:
         return WorkerLimits(config.context_tokens, config.kv_tokens, config.adapter_rank)
 
     def capacity(self) -> Capacity:
-        """What could be added now, net of what running and waiting requests will need."""
+        """What could be added now, net of what running and waiting requests will need. Without
+        any it is everything, so that whatever fits the limits can be handed to an idle engine."""
         scheduler, waiting = self.scheduler, self.scheduler.admission
         promised = scheduler.outstanding() + waiting.promised_to_waiting
         blocks = self.config.watermark_blocks - scheduler.blocks.num_used - promised
+        tokens = max(0, blocks) // len(self.config.windows) * self.config.block_size
         places = self.config.max_sequences - len(scheduler.running) - len(waiting.queue)
         return Capacity(
-            kv_tokens=max(0, blocks) * self.config.block_size,
+            kv_tokens=tokens if self._requests else self.config.kv_tokens,
             adapter_rank=max(0, waiting.gate.free_rank() - waiting.rank_wanted()),
             requests=max(0, places),
             running=len(self._requests),
@@ -205,9 +207,9 @@ class Engine:
                 self._append(found, sequence, sampled, ended)
 
     def _count_slots(self) -> None:
-        size, scheduler = self.config.block_size, self.scheduler
+        size, groups, scheduler = self.config.block_size, len(self.config.windows), self.scheduler
         self.counters.allocated_slots += scheduler.blocks.num_used * size
-        self.counters.unused_slots += unused_slots(scheduler.running, size)
+        self.counters.unused_slots += unused_slots(scheduler.running, size, groups)
 
     def _append(
         self, request: ActiveRequest, sequence: Sequence, sampled: SampledToken, now: float

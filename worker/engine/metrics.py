@@ -49,9 +49,9 @@ class AdapterCounts:
     evictions: int = 0
 
 
-def unused_slots(running: Iterable[Sequence], block_size: int) -> int:
+def unused_slots(running: Iterable[Sequence], block_size: int, groups: int) -> int:
     """Slots in held blocks without a token. Only full blocks are shared, so none counts twice."""
-    return sum(len(s.block_table) * block_size - s.num_computed for s in running)
+    return groups * sum(len(s.block_table) * block_size - s.num_computed for s in running)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

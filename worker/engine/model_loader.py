@@ -88,7 +88,7 @@ def load_model(
         eos_ids=eos_ids(folder),
         context_tokens=int(context_tokens),
         vocab_size=int(config.vocab_size),
-        kv_layout=packed.kv_layout(),
+        kv_layout=packed.kv_layout(int(context_tokens)),
         linears=wrap_linears(model),
         others=hook_others(model),
         dtype=weights_dtype,

@@ -16,6 +16,7 @@ from worker.engine.batch import SampledToken, ScheduledBatch, ScheduledSequence
 from worker.engine.kv_cache import KvCache
 from worker.engine.model_loader import ServedModel
 from worker.engine.sampler import sample_tokens
+from worker.engine.sequence import NOWHERE
 from worker.protocol.types import AdapterRef
 
 
@@ -77,16 +78,21 @@ class ModelRunner:
             head = self._segments(
                 [(item.sequence.adapter_at(item.stop - 1), 1) for item in sampling]
             )
-        context = ForwardContext(self._plan(pack), self.cache, lora, head)
+        context = ForwardContext(self._plans(pack), self.cache, lora, head)
         return pack, self.model.packed.forward(pack.token_ids, pack.positions, pack.rows, context)
 
-    def _plan(self, pack: _Pack) -> AttentionPlan:
-        return AttentionPlan.build(
-            [item.num_tokens for item in pack.scheduled],
-            [item.stop for item in pack.scheduled],
-            [item.sequence.block_table for item in pack.scheduled],
-            self.cache.block_size,
-            self.model.device,
+    def _plans(self, pack: _Pack) -> tuple[AttentionPlan, ...]:
+        """One for each KV group."""
+        tables = zip(*(item.sequence.tables for item in pack.scheduled), strict=True)
+        return tuple(
+            AttentionPlan.build(
+                [item.num_tokens for item in pack.scheduled],
+                [item.stop for item in pack.scheduled],
+                [_readable(table) for table in of_group],
+                self.cache.block_size,
+                self.model.device,
+            )
+            for of_group in tables
         )
 
     def _segments(self, parts: list[tuple[AdapterRef | None, int]]) -> LoraSegments | None:
@@ -101,6 +107,13 @@ class ModelRunner:
         if self._adapters is None:
             raise RuntimeError("an adapter was scheduled on a runner without a rank pool")
         return LoraSegments.build(runs, [self._adapters.rows(ref) for ref in adapters])
+
+
+def _readable(table: list[int]) -> list[int]:
+    """Blocks that are given up begin a table: never looked at, but they must have an address."""
+    if not table or table[0] != NOWHERE:
+        return table
+    return [max(block, 0) for block in table]
 
 
 def _runs(item: ScheduledSequence) -> list[tuple[AdapterRef | None, int]]:

@@ -23,7 +23,7 @@ def model_size(folder: Path, dtype: torch.dtype) -> ModelSize:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     text = config.get_text_config()
-    layout = PackedModel(model).kv_layout()
+    layout = PackedModel(model).kv_layout(int(text.max_position_embeddings))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     widest = max(max(layer.weight.shape) for layer in _linears(model))
     return ModelSize(
@@ -31,6 +31,8 @@ def model_size(folder: Path, dtype: torch.dtype) -> ModelSize:
         active_parameters=_active(model, text),
         weights=sum(parameter.nbytes for parameter in model.parameters()),
         kv_token=layout.bytes_per_token,
+        kv_slot=layout.bytes_per_slot,
+        windows=layout.windows,
         adapter_rank=RankPool.bytes_per_rank(wrap_linears(model), dtype),
         # A layer's residual, its normalised copy, and gate, up and product of its widest module,
         # of which intermediate ones are float32.

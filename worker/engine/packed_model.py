@@ -44,18 +44,17 @@ class PackedModel:
         logits: Tensor = output.logits[0]
         return (logits if self.selects_rows else logits[rows]).float()
 
-    def kv_layout(self) -> KvLayout:
-        """What each layer stores, seen in a forward pass over one token."""
-        context = self.trace_layers()
-        layers: dict[int, LayerKv] = {layer.layer: layer for layer in context}
+    def kv_layout(self, context_tokens: int | None = None) -> KvLayout:
+        """What each layer stores and sees, as it shows in a forward pass over one token."""
+        layers: dict[int, LayerKv] = {layer.layer: layer for layer in self.trace_layers()}
         dtype = next(self.module.parameters()).dtype
-        return KvLayout(tuple(layers[index] for index in sorted(layers)), dtype)
+        return KvLayout.of((layers[index] for index in sorted(layers)), dtype, context_tokens)
 
     def trace_layers(self) -> list[LayerKv]:
         """The layers whose attention one forward pass calls, in order."""
         device = self.device
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         plan = AttentionPlan.build([1], [1], [[0]], 1, device)
-        context = ForwardContext(plan=plan, cache=None)
+        context = ForwardContext((plan,), None)
         self.forward(zero, zero, zero, context)
         return context.layers

@@ -1,37 +1,50 @@
 """Finds the KV of a prefix by its content.
 
-A block's key is a hash chained over everything its keys and values depend on: the model
+A prefix's key is a hash chained over everything its keys and values depend on: the model
 revision, the adapter (none before an activated LoRA's invocation), the cache scope, and all
 tokens up to its end. A hash only proposes: a hit is taken when the stored tokens, namespace and
 parent are equal, so that a collision costs a miss and never serves another's KV.
 
-    root ── block 0 ── block 1 ── block 2          used by running sequences
-                 └──── block 1' ── block 2'        unused: kept until its memory is needed
+    root ── prefix 0 ── prefix 1 ── prefix 2          used by running sequences
+                 └───── prefix 1' ── prefix 2'        unused: kept until its memory is needed
 
-A sequence that uses a block uses all blocks above it, and gives them back from the deepest up.
-So among unused blocks, ordered by when they became unused, a child always stands before its
-parent: the first one is the least recently used leaf, found without search.
+The last block of tokens of a prefix lies in one block of each KV group, or is gone there. In a
+group without a window, a sequence that uses a block uses all blocks above it, and gives them back
+from the deepest up. So among unused blocks, ordered by when they became unused, a child always
+stands before its parent: the first one is the least recently used leaf, found without search. In
+a group with a window the blocks above may go first. A prefix is known as long as it has a block
+in any group, or a child.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import NOWHERE, Sequence
 
 Namespace = tuple[str, str | None]
 """Adapter digest ("" for the base model) and cache scope (None: shared by all)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CachedBlock:
-    block: int
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """`tokens`, one block full, after those of `parent`. `blocks`: where they lie, by group."""
+
     key: int
-    parent: CachedBlock | None
+    parent: Prefix | None
     namespace: Namespace
     tokens: tuple[int, ...]
+    blocks: list[int]
+    children: int = 0
+
+    def lineage(self) -> Iterator[Prefix]:
+        """Itself and every prefix above."""
+        prefix: Prefix | None = self
+        while prefix is not None:
+            yield prefix
+            prefix = prefix.parent
 
 
 class PrefixCache:
@@ -46,16 +59,18 @@ class PrefixCache:
         model_revision: str,
         block_size: int,
         *,
+        groups: int = 1,
         enabled: bool = True,
         hash_block: Callable[[object], int] = hash,
     ) -> None:
         self.block_size = block_size
         self.enabled = enabled
+        self._groups = groups
         self._hash = hash_block
         self._root = hash_block(model_revision)
-        self._by_key: dict[int, CachedBlock] = {}
-        self._by_block: dict[int, CachedBlock] = {}
-        self._unused: OrderedDict[int, CachedBlock] = OrderedDict()
+        self._by_key: dict[int, Prefix] = {}
+        self._by_block: dict[int, Prefix] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -77,36 +92,45 @@ class PrefixCache:
             keys.append(self._hash(content))
         return keys
 
-    def match(self, sequence: Sequence, most: int) -> list[int]:
-        """The longest run of leading blocks, at most `most`, that are cached."""
-        found: list[int] = []
-        parent: CachedBlock | None = None
+    def match(self, sequence: Sequence, most: int) -> list[Prefix]:
+        """The longest run of leading blocks, at most `most`, that are known (but perhaps not in
+        every group)."""
+        found: list[Prefix] = []
+        parent: Prefix | None = None
         for index in range(most if self.enabled else 0):
-            cached = self._by_key.get(self.keys(sequence, index + 1)[index])
-            if cached is None or not self._verify(cached, parent, sequence, index):
+            prefix = self._by_key.get(self.keys(sequence, index + 1)[index])
+            if prefix is None or not self._verify(prefix, parent, sequence, index):
                 break
-            found.append(cached.block)
-            parent = cached
+            found.append(prefix)
+            parent = prefix
         return found
 
-    def publish(self, sequence: Sequence, index: int) -> int | None:
-        """Make the sequence's computed block `index` findable.
+    def publish(self, sequence: Sequence, index: int) -> Prefix | None:
+        """Make the sequence's computed blocks `index` findable.
 
-        Returns the block that now stands for this content: its own, or an equal one that was
-        there before. None when it cannot be cached (a collision, or its parent is not cached).
+        Returns the prefix that now stands for this content; in groups where it was there before,
+        its blocks are not the sequence's. None when it cannot be cached (a collision, its parent
+        is not cached, or its blocks are given up already).
         """
-        block = sequence.block_table[index]
-        parent = self._by_block.get(sequence.block_table[index - 1]) if index else None
-        if not self.enabled or (index and parent is None):
+        own = [table[index] for table in sequence.tables]
+        parent = self._published(sequence, index - 1) if index else None
+        if not self.enabled or (index and parent is None) or max(own) == NOWHERE:
             return None
         key = self.keys(sequence, index + 1)[index]
-        cached = self._by_key.get(key)
-        if cached is not None:
-            return cached.block if self._verify(cached, parent, sequence, index) else None
-        content = self._namespace(sequence, index), self._tokens(sequence, index)
-        cached = CachedBlock(block, key, parent, *content)
-        self._by_key[key] = self._by_block[block] = cached
-        return block
+        prefix = self._by_key.get(key)
+        if prefix is None:
+            content = self._namespace(sequence, index), self._tokens(sequence, index)
+            prefix = Prefix(key, parent, *content, [NOWHERE] * self._groups)
+            self._by_key[key] = prefix
+            if parent is not None:
+                parent.children += 1
+        elif not self._verify(prefix, parent, sequence, index):
+            return None
+        for group, block in enumerate(own):
+            if prefix.blocks[group] == NOWHERE != block:
+                prefix.blocks[group] = block
+                self._by_block[block] = prefix
+        return prefix
 
     def use(self, block: int) -> None:
         """A sequence holds it: it is not given up."""
@@ -114,54 +138,74 @@ class PrefixCache:
 
     def unuse(self, block: int) -> None:
         """No sequence holds it any more. Call for deeper blocks first."""
-        self._unused[block] = self._by_block[block]
+        self._unused[block] = None
 
     def evict(self) -> int:
         """Give up the least recently used leaf. Raises KeyError when every block is used."""
-        block, cached = self._unused.popitem(last=False)
-        self._drop(cached)
+        block, _ = self._unused.popitem(last=False)
+        self._drop(block)
         return block
 
     def purge(self, blocks: Iterable[int]) -> list[int]:
-        """Forget these blocks and all that build on them (their content cannot be trusted).
+        """Forget these blocks, what they build on and what builds on them (their content cannot
+        be trusted).
 
         Returns those that were unused. Takes a look at every cached block: for errors only.
         """
-        doomed = {id(self._by_block[b]) for b in blocks if b in self._by_block}
-        waiting = [cached for cached in self._by_block.values() if id(cached) not in doomed]
-        while extra := {id(c) for c in waiting if c.parent and id(c.parent) in doomed} - doomed:
+        found = [self._by_block[block] for block in blocks if block in self._by_block]
+        doomed = {id(above) for prefix in found for above in prefix.lineage()}
+        known = list(self._by_key.values())
+        while extra := {id(p) for p in known if p.parent and id(p.parent) in doomed} - doomed:
             doomed |= extra
-        gone = [cached for cached in self._by_block.values() if id(cached) in doomed]
-        for cached in gone:
-            self._drop(cached)
-        return [c.block for c in gone if self._unused.pop(c.block, None) is not None]
+        gone = [block for block, prefix in self._by_block.items() if id(prefix) in doomed]
+        for block in gone:
+            self._drop(block)
+        return [block for block in gone if self._unused.pop(block, NOWHERE) is None]
 
-    def check_integrity(self, is_used: Callable[[int], bool]) -> None:
+    def check_integrity(self, is_used: Callable[[int], bool], full_groups: Iterable[int]) -> None:
         """Raises AssertionError when the index contradicts itself or the users of its blocks."""
+        full = tuple(full_groups)
         position = {block: place for place, block in enumerate(self._unused)}
-        for block, cached in self._by_block.items():
-            assert cached.block == block, f"block {block} is filed under another"
-            assert self._by_key[cached.key] is cached, f"block {block} has lost its key"
+        for block, prefix in self._by_block.items():
+            assert prefix.blocks.count(block) == 1, f"block {block} is filed under another"
+            assert self._by_key[prefix.key] is prefix, f"block {block} has lost its key"
             assert is_used(block) != (block in self._unused), f"block {block}: used and unused"
-            parent = cached.parent
-            if parent is None:
+            parent, group = prefix.parent, prefix.blocks.index(block)
+            if parent is None or group not in full:
                 continue
-            assert self._by_block.get(parent.block) is parent, f"parent of block {block} is gone"
-            if parent.block in position:
-                assert position[block] < position[parent.block], "a parent would go first"
-        assert len(self._by_key) == len(self._by_block), "keys and blocks differ in number"
+            above = parent.blocks[group]
+            assert self._by_block.get(above) is parent, f"parent of block {block} is gone"
+            if above in position:
+                assert position[block] < position[above], "a parent would go first"
+        children = Counter(id(prefix.parent) for prefix in self._by_key.values())
+        for prefix in self._by_key.values():
+            blocks = [block for block in prefix.blocks if block != NOWHERE]
+            assert all(self._by_block[block] is prefix for block in blocks), "a block is lost"
+            assert prefix.children == children[id(prefix)], "children are miscounted"
+            assert blocks or prefix.children, "a prefix leads nowhere"
 
-    def _drop(self, cached: CachedBlock) -> None:
-        del self._by_key[cached.key]
-        del self._by_block[cached.block]
+    def _published(self, sequence: Sequence, index: int) -> Prefix | None:
+        """What the sequence's blocks `index` are filed under."""
+        blocks = (table[index] for table in sequence.tables)
+        return next((self._by_block.get(block) for block in blocks if block != NOWHERE), None)
+
+    def _drop(self, block: int) -> None:
+        prefix = self._by_block.pop(block)
+        prefix.blocks[prefix.blocks.index(block)] = NOWHERE
+        for each in prefix.lineage():
+            if each.children or any(place != NOWHERE for place in each.blocks):
+                return
+            del self._by_key[each.key]
+            if each.parent is not None:
+                each.parent.children -= 1
 
     def _verify(
-        self, cached: CachedBlock, parent: CachedBlock | None, sequence: Sequence, index: int
+        self, prefix: Prefix, parent: Prefix | None, sequence: Sequence, index: int
     ) -> bool:
         return (
-            cached.parent is parent
-            and cached.namespace == self._namespace(sequence, index)
-            and cached.tokens == self._tokens(sequence, index)
+            prefix.parent is parent
+            and prefix.namespace == self._namespace(sequence, index)
+            and prefix.tokens == self._tokens(sequence, index)
         )
 
     def _namespace(self, sequence: Sequence, index: int) -> Namespace:

@@ -61,8 +61,13 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.counters = counters or EngineCounters()
-        cache = PrefixCache(model_revision, config.block_size, enabled=config.prefix_caching)
-        self.blocks = BlockManager(config.num_blocks, config.block_size, cache)
+        cache = PrefixCache(
+            model_revision,
+            config.block_size,
+            groups=len(config.windows),
+            enabled=config.prefix_caching,
+        )
+        self.blocks = BlockManager(config.num_blocks, config.block_size, cache, config.windows)
         self.admission = Admission(config, self.blocks, adapters, now)
         self.running: dict[Sequence, None] = {}
         self._decodes_delayed = 0
@@ -88,7 +93,7 @@ class Scheduler:
 
     def outstanding(self) -> int:
         """Blocks promised to running sequences that they do not hold yet."""
-        return sum(max(0, s.promised_blocks - len(s.block_table)) for s in self.running)
+        return sum(max(0, s.promised_blocks - s.held_blocks) for s in self.running)
 
     def schedule(self) -> ScheduledBatch:
         """Decide the next step. An empty batch: nobody can run now."""
@@ -118,6 +123,8 @@ class Scheduler:
             if computed // size > sequence.num_published:
                 self.blocks.publish(sequence)
                 self.admission.computed(sequence, computed // size)
+            if self.blocks.windowed:
+                self.blocks.prune(sequence)
 
     def _split(self) -> tuple[list[Sequence], list[Sequence]]:
         prefilling: list[Sequence] = []
@@ -178,13 +185,13 @@ class Scheduler:
             sequence = self.admission.next(outstanding, alone=not self.running)
             if sequence is None:
                 return
-            outstanding += max(0, sequence.promised_blocks - len(sequence.block_table))
+            outstanding += max(0, sequence.promised_blocks - sequence.held_blocks)
             self.running[sequence] = None
             self.counters.admissions += 1
             self.counters.cached_tokens += sequence.num_computed
-            held = len(sequence.block_table)
+            held = sequence.held_blocks
             self._give(sequence, sequence.num_tokens - sequence.num_computed, plan)
-            outstanding -= len(sequence.block_table) - held
+            outstanding -= sequence.held_blocks - held
 
     def _preempt(self, sequence: Sequence) -> None:
         self.counters.preemptions += 1

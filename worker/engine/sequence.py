@@ -14,6 +14,9 @@ from worker.protocol.types import (
     TokenLogprob,
 )
 
+NOWHERE = -1
+"""An entry of a block table whose keys and values nobody needs any more."""
+
 
 class SequenceStatus(enum.Enum):
     """WAITING ⇄ RUNNING → FINISHED (preemption leads back to WAITING)."""
@@ -30,6 +33,9 @@ class Sequence:
     Tokens are `prompt_ids` then `output_ids`. The first `num_computed` of them have their keys
     and values in `block_table` (token i lies in block `block_table[i // block_size]`). Entries
     of the table may be replaced between steps by blocks of equal content: read it anew each step.
+    Models whose layers do not all see equally far keep a table per KV group: `block_table` is the
+    first's, `more_tables` are the others', all equally long. Blocks beyond a window's reach are
+    NOWHERE. `held_blocks` counts those that are somewhere, over all tables.
     `num_cached` prompt tokens were found in the prefix cache when it was first admitted.
     `priority` is smaller for more urgent classes; `arrival` orders within a class.
     A preempted sequence loses its blocks and keeps `output_ids`: they are replayed, never
@@ -58,6 +64,8 @@ class Sequence:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
+    more_tables: tuple[list[int], ...] = ()
+    held_blocks: int = 0
     num_computed: int = 0
     num_cached: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
@@ -71,6 +79,11 @@ class Sequence:
     block_keys: list[int] = field(default_factory=list)
     admissions: int = 0
     token_counts: TokenCounts | None = None
+
+    @property
+    def tables(self) -> tuple[list[int], ...]:
+        """One per KV group."""
+        return (self.block_table, *self.more_tables)
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.engine.config import blocks_held
+
 DEVICE_SHARE = 0.9
 
 
@@ -16,25 +18,35 @@ class ModelSize:
     token's matrix products read: without the embedding table, and of experts only the chosen
     ones) and `attention_flops` (per token and token of context).
 
-    `weights`: all parameters. `kv_token`: keys and values of one token. `adapter_rank`: one row of
-    the rank pool in all modules. `activation_token`: a forward pass's working memory for one token,
-    `logits_row` for one sequence that samples: estimates of the largest tensors alive at once.
+    `weights`: all parameters. `kv_token`: keys and values of one token; `kv_slot`: its share of a
+    block, in which only the layers of one KV group lie (`windows`: what each group sees).
+    `adapter_rank`: one row of the rank pool in all modules. `activation_token`: a forward pass's
+    working memory for one token, `logits_row` for one sequence that samples: estimates of the
+    largest tensors alive at once.
     """
 
     parameters: int
     active_parameters: int
     weights: int
     kv_token: int
+    kv_slot: int
     adapter_rank: int
     activation_token: int
     logits_row: int
     attention_flops: int
     context_tokens: int
+    windows: tuple[int | None, ...] = (None,)
+
+    def kv_read(self, context: int) -> float:
+        """Bytes of keys and values that one token sees after `context` others."""
+        seen = sum(min(context, window or context) for window in self.windows)
+        return self.kv_token * seen / len(self.windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of each part; `blocks` of `block_size` tokens fit the last one (0: none do)."""
+    """Bytes of each part; `blocks` of `block_size` tokens fit the last one (0: none do). They
+    serve KV groups that see `windows`."""
 
     weights: int
     adapters: int
@@ -42,17 +54,24 @@ class MemoryPlan:
     keys_values: int
     blocks: int
     block_size: int
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def kv_tokens(self) -> int:
-        return self.blocks * self.block_size
+        """Tokens of sequences that are no longer than any window."""
+        return self.blocks // len(self.windows) * self.block_size
 
     def sequences(self, tokens: int, shared: int = 0) -> int:
         """Sequences of `tokens` tokens that fit at once when the first `shared` are one prefix,
-        stored once as far as it fills blocks."""
+        stored once as far as it fills blocks (and lies in reach of a group's window)."""
+        entries = -(-tokens // self.block_size)
         common = min(shared, tokens - 1) // self.block_size
-        own = -(-tokens // self.block_size) - common
-        return max(0, self.blocks - common) // own
+        own = once = 0
+        for window in self.windows:
+            first = entries - blocks_held((window,), self.block_size, tokens)
+            own += entries - max(first, common)
+            once += max(0, common - first)
+        return max(0, self.blocks - once) // own
 
 
 def plan_memory(
@@ -81,8 +100,9 @@ def plan_memory(
         adapters=adapters,
         activations=activations,
         keys_values=memory,
-        blocks=memory // (size.kv_token * block_size),
+        blocks=memory // (size.kv_slot * block_size),
         block_size=block_size,
+        windows=size.windows,
     )
 
 
@@ -110,8 +130,8 @@ class Roofline:
         return batch
 
     def _memory(self, size: ModelSize, sequences: int, context: int) -> float:
-        return (size.weights + sequences * context * size.kv_token) / self.bandwidth
+        return (size.weights + sequences * size.kv_read(context)) / self.bandwidth
 
     def _compute(self, size: ModelSize, sequences: int, context: int) -> float:
-        token = 2 * size.active_parameters + context * size.attention_flops
-        return sequences * token / self.flops
+        attention = size.attention_flops * size.kv_read(context) / size.kv_token
+        return sequences * (2 * size.active_parameters + attention) / self.flops

@@ -21,7 +21,7 @@ def engine_stats(
         block_size=config.block_size,
         blocks_used=blocks.num_used,
         blocks_cached=blocks.cache.num_unused,
-        unused_slots=unused_slots(scheduler.running, config.block_size),
+        unused_slots=unused_slots(scheduler.running, config.block_size, len(config.windows)),
         evictions=blocks.evictions,
         running=len(scheduler.running),
         waiting=len(scheduler.admission.queue),

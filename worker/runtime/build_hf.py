@@ -90,6 +90,7 @@ def hf_engine(
             settings, num_blocks, size, model.context_tokens, TOKEN_BUDGETS[model.device.type]
         ),
         vocabulary=model.vocab_size,
+        windows=model.kv_layout.windows,
     )
     _log.info(
         "model_loaded",
@@ -100,7 +101,7 @@ def hf_engine(
         threads=torch.get_num_threads(),
         weights=sum(weight.nbytes for weight in model.packed.module.parameters()),
         adapter_pool=model.adapter_bytes_per_rank * pool.rank,
-        kv_memory=model.kv_layout.bytes_per_token * config.kv_tokens,
+        kv_memory=model.kv_layout.bytes_per_slot * size * num_blocks,
         kv_tokens=config.kv_tokens,
         block_size=size,
     )
@@ -148,7 +149,7 @@ def _num_blocks(settings: EngineSettings, model: ServedModel, block_size: int) -
     memory = settings.kv_memory or kv_memory(free_memory(model.device), model.device.type)
     blocks = model.kv_layout.num_blocks(memory, block_size)
     if blocks < 1:
-        needed = model.kv_layout.bytes_per_token * block_size
+        needed = model.kv_layout.bytes_per_slot * block_size
         raise ModelUnusable(
             f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory"
         )

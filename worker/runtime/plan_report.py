@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -90,6 +91,10 @@ def _memory_lines(size: ModelSize, plan: MemoryPlan, rank: int) -> Iterator[str]
     yield f"activations       {_bytes(plan.activations)}  (estimate)"
     yield f"keys and values   {_bytes(plan.keys_values)}  ({size.kv_token:,} bytes per token)"
     yield f"capacity          {plan.kv_tokens:,} tokens in blocks of {plan.block_size}"
+    if plan.windows != (None,):
+        seen = Counter("all" if window is None else f"{window:,}" for window in plan.windows)
+        groups = ", ".join(f"{count} that see {tokens} tokens" for tokens, count in seen.items())
+        yield f"KV groups         {groups}; {plan.blocks:,} blocks for all of them"
 
 
 def _length_lines(
