@@ -49,7 +49,7 @@ test: lint $(MODEL_READY) ## lint, then the tests
 test-full: lint $(MODEL_READY) ## lint, then all tests, the long ones included
 	@.ci/stage "tests" $(TEST_ENV) $(BIN)/pytest -q
 
-chaos: $(STAMP) ## batches in a system that is killed, frozen and emptied: 200 rounds
+chaos: $(STAMP) ## batches in a system that is killed, frozen, cut off and emptied: 200 rounds
 	$(TEST_ENV) $(BIN)/pytest -q -s tests/chaos
 
 serve: $(MODEL_READY) $(STAMP) ## batten up with demo tenants and adapters

@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(
         60.0, gt=0, description="What a dead worker or collector held goes to another after so long"
     )
+    silent_seconds: float = Field(
+        30.0, gt=0, description="Work on a batch that says nothing for so long is begun again"
+    )
     default_max_tokens: int = Field(1024, ge=1, description="max_tokens when a body names none")
     file_bytes: int = Field(200 * 2**20, ge=1, description="Largest uploaded file")
     batch_lines: int = Field(50_000, ge=1, description="Most lines of a batch")

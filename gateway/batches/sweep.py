@@ -10,7 +10,6 @@ from gateway.kit.task_names import FINALIZE, VALIDATE
 from gateway.kit.tasks import Tasks
 from gateway.models import Batch, Heartbeat
 
-SILENT_MS = 30_000
 _AT_ONCE = 200
 
 
@@ -19,9 +18,11 @@ def activity(batch_id: str) -> str:
     return f"batch:{batch_id}"
 
 
-async def sweep_batches(context: Context, tasks: Tasks, silent_ms: int = SILENT_MS) -> int:
-    """Returns how many tasks were sent."""
+async def sweep_batches(context: Context, tasks: Tasks, silent_ms: int | None = None) -> int:
+    """Returns how many tasks were sent. `silent_ms` instead of the setting."""
     now = now_ms()
+    if silent_ms is None:
+        silent_ms = round(context.settings.silent_seconds * 1000)
     async with context.database.read() as session:
         rows = await session.execute(
             select(Batch, Heartbeat.at)
