@@ -16,8 +16,13 @@ from torch import Tensor
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether ops on `tensor` run in Triton. PyTorch calls HIP devices "cuda" too."""
-    return tensor.device.type == "cuda" and _has_triton()
+    """Whether ops on `tensor` run in Triton."""
+    return triton_serves(tensor.device.type)
+
+
+def triton_serves(device: str) -> bool:
+    """Whether ops on this type of device run in Triton. PyTorch calls HIP devices "cuda" too."""
+    return device == "cuda" and _has_triton()
 
 
 @functools.cache

@@ -1,10 +1,14 @@
 """Errors of every kernel.
 
-KernelArgumentError    an argument has the wrong shape, type or device
+KernelArgumentError    an argument has the wrong shape, type, device or layout
+
+Ops look at their arguments at every call, so they first ask in one expression whether all is well,
+and only where it is not, which argument is wrong.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -25,3 +29,27 @@ def check_shape(argument: str, tensor: Tensor, *shape: int | None) -> None:
     if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise KernelArgumentError(argument, f"shape {list(found)}, expected [{wanted}]")
+
+
+def check_type(argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Require `tensor` to hold numbers of `dtype`."""
+    if tensor.dtype != dtype:
+        raise KernelArgumentError(argument, f"{tensor.dtype}, expected {dtype}")
+
+
+def check_device(argument: str, tensor: Tensor, device: torch.device) -> None:
+    """Require `tensor` to be on `device`."""
+    if tensor.device != device:
+        raise KernelArgumentError(argument, f"on {tensor.device}, expected {device}")
+
+
+def check_contiguous(argument: str, tensor: Tensor) -> None:
+    """Require the numbers of `tensor` to lie in order, without gaps."""
+    if not tensor.is_contiguous():
+        raise KernelArgumentError(argument, f"strides {list(tensor.stride())}, not contiguous")
+
+
+def check_rows(argument: str, tensor: Tensor) -> None:
+    """Require each row of `tensor` to lie in order; there may be gaps between rows."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise KernelArgumentError(argument, f"strides {list(tensor.stride())}, the last is not 1")

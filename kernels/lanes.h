@@ -25,6 +25,9 @@ struct bfloat16 {
   uint16_t bits;
 };
 
+// Loops over a register tile: left rolled, the compiler would keep the tile in memory.
+#define BATTEN_UNROLL _Pragma("GCC unroll 16")
+
 constexpr int64_t LANES = 16;
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -65,9 +68,14 @@ inline Lanes raw(const void* x) {
 inline Lanes load(const float* x) { return raw(x); }
 
 inline Lanes load(const bfloat16* x) {
+#if defined(__AVX512F__)
+  const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+#else
   HalfBits half;
   std::memcpy(&half, x, sizeof(half));
   return (Lanes)(__builtin_convertvector(half, Bits) << 16);
+#endif
 }
 
 template <typename T>
@@ -81,10 +89,14 @@ inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
 inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof(x)); }
 
 inline void store(bfloat16* to, Lanes x) {  // rounds to nearest even, keeps NaN
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#else
   const Bits bits = (Bits)x;
   const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Bits kept = (bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded;
   const HalfBits half = __builtin_convertvector(kept, HalfBits);
+#endif
   std::memcpy(to, &half, sizeof(half));
 }
 

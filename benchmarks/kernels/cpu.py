@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.lora import LoraSegments, lora
+from kernels.lora import reference as lora_reference
 from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.paged_attention import reference as attention_reference
 
@@ -182,7 +184,72 @@ def attention(machine: Machine, rounds: int) -> None:
         report(name, floor, dict(zip(runs, least(rounds, list(runs.values())), strict=True)))
 
 
-PARTS: dict[str, Callable[[Machine, int], None]] = {"attention": attention}
+@dataclass(frozen=True)
+class Linears:
+    """All linears of `LAYERS` layers, with pools that hold eight adapters."""
+
+    inputs: dict[int, Tensor]
+    weights: list[Tensor]
+    pools: list[tuple[str, Tensor, Tensor]]
+    scales: Tensor
+    outputs: dict[str, Tensor]
+
+    @staticmethod
+    def make(tokens: int, ranks: int) -> Linears:
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape).bfloat16()
+
+        names = list(SHAPES) * LAYERS
+        return Linears(
+            {width: random(tokens, width) for width in {width for _, width in SHAPES.values()}},
+            [random(*SHAPES[name]) for name in names],
+            [
+                (name, random(ranks, SHAPES[name][1]), random(ranks, SHAPES[name][0]))
+                for name in names
+            ],
+            torch.ones(ranks),
+            {name: random(tokens, out) for name, (out, _) in SHAPES.items()},
+        )
+
+    def base(self) -> Run:
+        def run(index: int) -> None:
+            weight = self.weights[index]
+            F.linear(self.inputs[weight.shape[1]], weight)
+
+        return in_turn(len(self.weights), run)
+
+    def update(self, function: Callable[..., None], segments: LoraSegments) -> Run:
+        def run(index: int) -> None:
+            name, a, b = self.pools[index]
+            function(self.inputs[a.shape[1]], self.outputs[name], a, b, self.scales, segments)
+
+        return in_turn(len(self.pools), run)
+
+
+def low_rank(machine: Machine, rounds: int) -> None:
+    torch.manual_seed(0)
+    for tokens, adapters in ((64, 8), (64, 64), (8, 8), (512, 1), (512, 8)):
+        ranks = [RANKS[index % len(RANKS)] for index in range(adapters)]
+        ends = [sum(ranks[: index + 1]) for index in range(adapters)]
+        rows = [range(end - rank, end) for end, rank in zip(ends, ranks, strict=True)]
+        segments = LoraSegments.build(
+            [(index, tokens // adapters) for index in range(adapters)], rows
+        )
+        linears = Linears.make(tokens, sum(ranks))
+        widths = sum(out + width for out, width in SHAPES.values()) * LAYERS
+        products = sum((stop - start) * len(own) for start, stop, own in segments.spans)
+        outputs = sum(out for out, _ in SHAPES.values()) * LAYERS * tokens
+        floor = machine.floor(2 * (sum(ranks) * widths + 2 * outputs), 2 * products * widths)
+        runs = {
+            "ours": linears.update(lora, segments),
+            "reference": linears.update(lora_reference.lora, segments),
+            "base linears": linears.base(),
+        }
+        times = dict(zip(runs, least(rounds, list(runs.values())), strict=True))
+        report(f"LoRA {tokens} tokens, {adapters} adapters of rank 8 to 32", floor, times)
+
+
+PARTS: dict[str, Callable[[Machine, int], None]] = {"attention": attention, "lora": low_rank}
 
 
 def main() -> None:

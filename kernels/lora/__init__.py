@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from kernels import backend
-from kernels.errors import KernelArgumentError, check_shape
+from kernels.errors import (
+    KernelArgumentError,
+    check_contiguous,
+    check_device,
+    check_rows,
+    check_shape,
+    check_type,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +45,13 @@ class LoraSegments:
             self.derived["rows"] = frozenset(row for span in self.spans for row in span[2])
         return cast(frozenset[int], self.derived["rows"])
 
+    @property
+    def last_row(self) -> int:
+        """The largest of them; -1 if there is none."""
+        if "last row" not in self.derived:
+            self.derived["last row"] = max(self.rows, default=-1)
+        return cast(int, self.derived["last row"])
+
     @classmethod
     def build(
         cls, runs: Sequence[tuple[int, int]], adapter_rows: Sequence[Sequence[int]]
@@ -50,6 +66,8 @@ class LoraSegments:
         for adapter, tokens in runs:
             if not -1 <= adapter < len(adapter_rows):
                 raise KernelArgumentError("runs", f"adapter {adapter} of {len(adapter_rows)}")
+            if tokens < 0:
+                raise KernelArgumentError("runs", f"{tokens} tokens")
             if adapter >= 0 and adapter == previous:
                 first, _, rows = spans.pop()
                 spans.append((first, start + tokens, rows))
@@ -72,7 +90,7 @@ def lora(
 
     Shapes:
         x       [tokens, in]
-        y       [tokens, out]
+        y       [tokens, out]       x's type, as A and B; each row without gaps
         A       [pool rows, in]
         B       [pool rows, out]    a module's B, transposed: row i is its i-th column
         scales  [pool rows]         float32: alpha / r, or alpha / sqrt(r), of row's adapter
@@ -80,19 +98,68 @@ def lora(
     Sums are float32. Tokens outside the spans keep their bits. What other adapters' rows hold,
     infinities included, has no effect on a token.
     """
-    tokens, width = x.shape[0], x.shape[1]
+    if not _fits(x, y, A, B, scales, segments):
+        _refuse(x, y, A, B, scales, segments)
+        x = x.contiguous()
+    if segments.spans:
+        _implementation(x.device.type, x.dtype)(x, y, A, B, scales, segments)
+
+
+def _fits(
+    x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
+) -> bool:
+    """Whether all is as `lora` says, and `x` contiguous."""
+    tokens, ranks, dtype, device = segments.num_tokens, len(A), x.dtype, x.device
+    width, out = A.shape[-1], B.shape[-1]
+    return (
+        x.shape == (tokens, width)
+        and y.shape == (tokens, out)
+        and A.shape == (ranks, width)
+        and B.shape == (ranks, out)
+        and scales.shape == (ranks,)
+        and y.dtype is A.dtype is B.dtype is dtype
+        and dtype.is_floating_point
+        and scales.dtype is torch.float32
+        and y.device == A.device == B.device == scales.device == device
+        and x.is_contiguous()
+        and y.is_contiguous()
+        and A.is_contiguous()
+        and B.is_contiguous()
+        and scales.is_contiguous()
+        and segments.last_row < ranks
+    )
+
+
+def _refuse(
+    x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
+) -> None:
+    """Raise KernelArgumentError for the first argument that doesn't fit, if one doesn't."""
+    if x.ndim != 2 or not x.dtype.is_floating_point:
+        raise KernelArgumentError("x", f"{x.dtype} {list(x.shape)}, expected numbers [tokens, in]")
     check_shape("x", x, segments.num_tokens, None)
-    check_shape("y", y, tokens, None)
-    check_shape("A", A, None, width)
+    check_shape("y", y, segments.num_tokens, None)
+    check_shape("A", A, None, x.shape[1])
     check_shape("B", B, A.shape[0], y.shape[1])
     check_shape("scales", scales, A.shape[0])
-    if not segments.spans:
-        return
-    if backend.uses_triton(x):
+    for name, tensor in (("y", y), ("A", A), ("B", B)):
+        check_type(name, tensor, x.dtype)
+        check_device(name, tensor, x.device)
+    check_type("scales", scales, torch.float32)
+    check_device("scales", scales, x.device)
+    check_rows("y", y)
+    for name, tensor in (("A", A), ("B", B), ("scales", scales)):
+        check_contiguous(name, tensor)
+    if segments.last_row >= len(A):
+        raise KernelArgumentError("segments", f"row {segments.last_row} of {len(A)}")
+
+
+@functools.cache
+def _implementation(device: str, dtype: torch.dtype) -> Callable[..., None]:
+    """See `kernels.backend`."""
+    if backend.triton_serves(device):
         from kernels.lora import triton_kernel
 
-        triton_kernel.lora(x, y, A, B, scales, segments)
-        return
-    from kernels.lora import reference
+        return triton_kernel.lora
+    from kernels.lora import cpu, reference
 
-    reference.lora(x, y, A, B, scales, segments)
+    return cpu.lora if cpu.is_available(device, dtype) else reference.lora

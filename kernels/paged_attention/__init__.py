@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -11,7 +12,13 @@ import torch
 from torch import Tensor
 
 from kernels import backend
-from kernels.errors import KernelArgumentError, check_shape
+from kernels.errors import (
+    KernelArgumentError,
+    check_contiguous,
+    check_device,
+    check_shape,
+    check_type,
+)
 from kernels.paged_attention.prefixes import SharedPrefixes, find_shared_prefixes
 
 
@@ -36,6 +43,7 @@ class AttentionPlan:
     block_tables: Tensor  # int64 [sequences, most blocks]
     slots: Tensor  # int64 [tokens]
     block_size: int
+    last_block: int  # the largest of the block tables; -1 if there is none
     derived: dict[object, object] = field(default_factory=dict)
 
     @classmethod
@@ -66,6 +74,7 @@ class AttentionPlan:
             block_tables=torch.tensor(padded, dtype=torch.int64, device=device),
             slots=torch.tensor(slots, dtype=torch.int64, device=device),
             block_size=block_size,
+            last_block=max((max(row) for row in padded if row), default=-1),
         )
 
     @property
@@ -123,18 +132,10 @@ def paged_attention(
 
     Whatever lies in slots past a sequence's end, even NaN, has no effect.
     """
-    blocks, kv_heads, block_size, key_dim = key_cache.shape
-    check_shape("query", query, plan.num_tokens, None, key_dim)
-    check_shape("value_cache", value_cache, blocks, kv_heads, block_size, None)
-    if query.shape[1] % kv_heads:
-        raise KernelArgumentError("query", f"{query.shape[1]} heads over {kv_heads} kv heads")
-    if block_size != plan.block_size:
-        raise KernelArgumentError("plan", f"block_size {plan.block_size}, cache has {block_size}")
-    if window is not None and window < 1:
-        raise KernelArgumentError("window", f"{window} is not positive")
-    if sinks is not None:
-        check_shape("sinks", sinks, query.shape[1])
-    run = _implementation(query)
+    if not _fits(query, key_cache, value_cache, plan, window, softcap, sinks):
+        _refuse(query, key_cache, value_cache, plan, window, softcap, sinks)
+        query = query.contiguous()
+    run = _implementation(query.device.type, query.dtype)
     return run(
         query,
         key_cache,
@@ -147,15 +148,87 @@ def paged_attention(
     )
 
 
-def _implementation(query: Tensor) -> Callable[..., Tensor]:
+def _fits(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> bool:
+    """Whether all is as `paged_attention` says, and each head of `query` without gaps."""
+    if query.ndim != 3 or key_cache.ndim != 4:
+        return False
+    tokens, heads, dim = query.shape
+    blocks, kv_heads, size, key_dim = key_cache.shape
+    return (
+        tokens == plan.num_tokens
+        and dim == key_dim
+        and kv_heads > 0
+        and heads % kv_heads == 0
+        and size == plan.block_size
+        and value_cache.shape == (blocks, kv_heads, size, value_cache.shape[-1])
+        and query.dtype is key_cache.dtype is value_cache.dtype
+        and query.dtype.is_floating_point
+        and query.device == key_cache.device == value_cache.device == plan.slots.device
+        and query.stride(2) == 1
+        and key_cache.is_contiguous()
+        and value_cache.is_contiguous()
+        and plan.last_block < blocks
+        and (window is None or window > 0)
+        and (softcap is None or softcap > 0)
+        and (sinks is None or (sinks.shape == (heads,) and sinks.device == query.device))
+    )
+
+
+def _refuse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """Raise KernelArgumentError for the first argument that doesn't fit, if one doesn't."""
+    check_shape("key_cache", key_cache, None, None, None, None)
+    blocks, kv_heads, size, key_dim = key_cache.shape
+    if not query.dtype.is_floating_point:
+        raise KernelArgumentError("query", f"{query.dtype} is not a floating point type")
+    check_shape("query", query, plan.num_tokens, None, key_dim)
+    check_shape("value_cache", value_cache, blocks, kv_heads, size, None)
+    if not kv_heads or query.shape[1] % kv_heads:
+        raise KernelArgumentError("query", f"{query.shape[1]} heads over {kv_heads} kv heads")
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_type(name, cache, query.dtype)
+        check_device(name, cache, query.device)
+        check_contiguous(name, cache)
+    check_device("plan", plan.slots, query.device)
+    if size != plan.block_size:
+        raise KernelArgumentError("plan", f"block_size {plan.block_size}, cache has {size}")
+    if plan.last_block >= blocks:
+        raise KernelArgumentError("plan", f"block {plan.last_block} of {blocks}")
+    if window is not None and window < 1:
+        raise KernelArgumentError("window", f"{window} is not positive")
+    if softcap is not None and not softcap > 0:
+        raise KernelArgumentError("softcap", f"{softcap} is not positive")
+    if sinks is not None:
+        check_shape("sinks", sinks, query.shape[1])
+        check_device("sinks", sinks, query.device)
+
+
+@functools.cache
+def _implementation(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
     """See `kernels.backend`."""
-    if backend.uses_triton(query):
+    if backend.triton_serves(device):
         from kernels.paged_attention import triton_kernel
 
         return triton_kernel.paged_attention
     from kernels.paged_attention import cpu, reference
 
-    return cpu.paged_attention if cpu.is_available(query) else reference.paged_attention
+    native = cpu.is_available(device, dtype)
+    return cpu.paged_attention if native else reference.paged_attention
 
 
 def _check_lengths(
@@ -171,3 +244,5 @@ def _check_lengths(
             raise KernelArgumentError("query_lens", f"sequence {index}: {count} of {length}")
         if len(block_tables[index]) * block_size < length:
             raise KernelArgumentError("block_tables", f"sequence {index}: too short for {length}")
+        if min(block_tables[index]) < 0:
+            raise KernelArgumentError("block_tables", f"sequence {index}: a block below 0")

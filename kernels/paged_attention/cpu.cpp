@@ -60,15 +60,20 @@ void score_rows(const float* queries, const float* tile, int64_t steps, float* s
     Lanes sums[COUNT][VECTORS] = {};
     for (int64_t step = 0; step < steps; step++) {
       Lanes keys[VECTORS];
+      BATTEN_UNROLL
       for (int v = 0; v < VECTORS; v++) keys[v] = load(tile + step * KEYS + column + v * LANES);
+      BATTEN_UNROLL
       for (int r = 0; r < COUNT; r++) {
         const Lanes number = broadcast(queries[r * steps + step]);
+        BATTEN_UNROLL
         for (int v = 0; v < VECTORS; v++) {
           sums[r][v] = multiply_add<T>(number, keys[v], sums[r][v]);
         }
       }
     }
+    BATTEN_UNROLL
     for (int r = 0; r < COUNT; r++) {
+      BATTEN_UNROLL
       for (int v = 0; v < VECTORS; v++) {
         store(scores + r * KEYS + column + v * LANES, sums[r][v]);
       }
@@ -85,20 +90,27 @@ void add_values(const V* const* values, const float* weights, const float* shrin
     const auto add = [&](auto width) {
       constexpr int WIDTH = decltype(width)::value;
       Lanes totals[COUNT][WIDTH];
+      BATTEN_UNROLL
       for (int r = 0; r < COUNT; r++) {
+        BATTEN_UNROLL
         for (int v = 0; v < WIDTH; v++) {
           totals[r][v] = load(sums + r * stride + column + v * LANES) * shrinks[r];
         }
       }
       for (int64_t key = range.from; key < range.to; key++) {
         Lanes value[WIDTH];
+        BATTEN_UNROLL
         for (int v = 0; v < WIDTH; v++) value[v] = load(values[key] + column + v * LANES);
+        BATTEN_UNROLL
         for (int r = 0; r < COUNT; r++) {
           const Lanes weight = broadcast(weights[r * KEYS + key]);
+          BATTEN_UNROLL
           for (int v = 0; v < WIDTH; v++) totals[r][v] = fma(weight, value[v], totals[r][v]);
         }
       }
+      BATTEN_UNROLL
       for (int r = 0; r < COUNT; r++) {
+        BATTEN_UNROLL
         for (int v = 0; v < WIDTH; v++) store(sums + r * stride + column + v * LANES, totals[r][v]);
       }
     };
@@ -368,6 +380,7 @@ class Walk {
       if (alike) {
         run(row, count);
       } else {
+        BATTEN_UNROLL
         for (int r = 0; r < COUNT; r++) run(row + r, std::integral_constant<int, 1>{});
       }
     });

@@ -35,11 +35,11 @@ class _Walks:
     tasks: Tensor  # [tasks + 1]: first item of each task
 
 
-def is_available(query: Tensor) -> bool:
+def is_available(device: str, dtype: torch.dtype) -> bool:
     """Whether this machine has the kernel, for tensors of this device and type."""
     return (
-        query.device.type == "cpu"
-        and query.dtype in (torch.float32, torch.bfloat16)
+        device == "cpu"
+        and dtype in (torch.float32, torch.bfloat16)
         and native.library(SOURCE) is not None
     )
 
