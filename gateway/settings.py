@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     store: str | None = Field(
         None, description="Object store, file:///dir or s3://bucket; default: in the data directory"
     )
+    redis_connections: int = Field(
+        64, ge=4, description="Most connections to Redis for a process's commands"
+    )
     host: str = Field("127.0.0.1", description="Address the API listens on")
     port: int = Field(8400, ge=0, le=65535, description="Port the API listens on")
     admin_key: SecretStr | None = Field(None, description="Key of the operator")
@@ -97,7 +100,11 @@ class Settings(BaseSettings):
         5, ge=1, description="Failures in a row after which an endpoint is left alone for a while"
     )
     webhook_event_days: int = Field(30, ge=5, description="Days until events are forgotten")
-    log_level: str = Field("INFO", validation_alias=AliasChoices("BATTEN_LOG_LEVEL", "LOG_LEVEL"))
+    log_level: str = Field(
+        "INFO",
+        validation_alias=AliasChoices("BATTEN_LOG_LEVEL", "LOG_LEVEL"),
+        description="Least severe log lines to write: DEBUG, INFO, WARNING, ERROR or CRITICAL",
+    )
 
     @property
     def effective_database_url(self) -> str:

@@ -121,25 +121,24 @@ async def _entries(
 ) -> AsyncGenerator[Sequence[StreamEntry]]:
     """What the token stream says, until SQL says that the request has ended."""
     tokens = context.queues.tokens(row.base_model)
-    after = "0"
-    while not ended.done():
-        reading = asyncio.create_task(tokens.read(RequestId(row.id), after, _READ_SECONDS))
-        try:
-            await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reading.cancel()
-            await asyncio.wait({reading})
-        if reading.cancelled():
-            return
-        try:
-            entries = reading.result()
-        except QueueUnavailable as error:
-            _log.warning("token_stream_unavailable", request=row.id, error=str(error))
-            await asyncio.wait({ended}, timeout=_QUEUE_AWAY_SECONDS)
-            continue
-        if entries:
-            after = entries[-1].entry_id
-            yield entries
+    with tokens.follow(RequestId(row.id)) as reader:
+        while not ended.done():
+            reading = asyncio.create_task(reader.read(_READ_SECONDS))
+            try:
+                await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                reading.cancel()
+                await asyncio.wait({reading})
+            if reading.cancelled():
+                return
+            try:
+                entries = reading.result()
+            except QueueUnavailable as error:
+                _log.warning("token_stream_unavailable", request=row.id, error=str(error))
+                await asyncio.wait({ended}, timeout=_QUEUE_AWAY_SECONDS)
+                continue
+            if entries:
+                yield entries
 
 
 def _told(chunks: Chunks, entries: Sequence[StreamEntry]) -> tuple[list[JsonBody], Finished | None]:

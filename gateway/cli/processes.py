@@ -38,11 +38,12 @@ def api(host: str | None, port: int | None) -> None:
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.cli.graceful_server import GracefulServer
     from gateway.cli.ports import listen
     from gateway.control.broker import celery_tasks
 
     listener = listen(settings.host, settings.port)
-    server = uvicorn.Server(
+    server = GracefulServer(
         uvicorn.Config(
             create_app(settings, celery_tasks(settings)),
             log_config=None,

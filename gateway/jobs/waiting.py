@@ -1,18 +1,23 @@
-"""Waits until a request has ended: the bell is a hint, SQL is the truth."""
+"""Waits until a request has ended: the bell is a hint, SQL is the truth.
+
+However many wait, those that look at the same time share one query, and those that were not
+rung look at the same time.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Sequence
 
 from sqlalchemy import select
 
-from gateway.jobs.states import TERMINAL
+from gateway.jobs.states import is_open
 from gateway.kit.context import Context
+from gateway.kit.database import ReadSession
 from gateway.models import Request
 from worker.protocol.types import RequestId
 
-_LOOK_AGAIN = 5.0
+_LOOK_EVERY = 5.0
 
 
 async def wait_for_end(context: Context, request_id: str, seconds: float) -> bool:
@@ -20,19 +25,15 @@ async def wait_for_end(context: Context, request_id: str, seconds: float) -> boo
     every few seconds."""
     deadline = time.monotonic() + seconds
     async with context.queues.bell.listen(RequestId(request_id)) as waiter:
-        while not await _has_ended(context, request_id):
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while await context.lookups.holds(_open_among, request_id):
+            now = time.monotonic()
+            if now >= deadline:
                 return False
-            if not await waiter.wait(min(left, _LOOK_AGAIN)):
-                continue
-            if await _has_ended(context, request_id):
-                return True
-            await asyncio.sleep(0.01)  # rung by another attempt's end: do not spin
+            next_look = _LOOK_EVERY - now % _LOOK_EVERY
+            await waiter.wait(min(deadline - now, next_look))
     return True
 
 
-async def _has_ended(context: Context, request_id: str) -> bool:
-    async with context.database.read() as session:
-        state = await session.scalar(select(Request.state).where(Request.id == request_id))
-    return state is None or state in TERMINAL
+async def _open_among(session: ReadSession, request_ids: Sequence[str]) -> set[str]:
+    rows = await session.scalars(select(Request.id).where(Request.id.in_(request_ids), is_open()))
+    return set(rows)

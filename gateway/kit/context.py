@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from obstore.store import ObjectStore
 
 from gateway.kit.database import Database
+from gateway.kit.lookups import Lookups
 from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.secret_key import load_secret_key
@@ -25,6 +26,10 @@ class Context:
     queues: Queues
     secret_key: bytes = field(repr=False)
     prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
+    lookups: Lookups = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lookups", Lookups(self.database))
 
 
 class MissingSetting(Exception):
@@ -42,7 +47,9 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.effective_database_url)
     queues = Queues(
-        settings.redis_url.get_secret_value(), QueueSettings.with_lease(settings.lease_seconds)
+        settings.redis_url.get_secret_value(),
+        QueueSettings.with_lease(settings.lease_seconds),
+        settings.redis_connections,
     )
     try:
         store = open_store(settings.effective_store)

@@ -78,7 +78,10 @@ async def repeatable(session: ReadSession) -> None:
 def _engine(url: str, is_sqlite: bool, begin: str, pool_size: int) -> AsyncEngine:
     if not is_sqlite:
         return create_async_engine(url, pool_size=pool_size, pool_pre_ping=True)
-    engine = create_async_engine(url)
+    # SQLite has one writer at a time: those of a process queue up here, in order, and not in
+    # its busy handler, which sleeps.
+    size = 1 if begin == "BEGIN IMMEDIATE" else pool_size
+    engine = create_async_engine(url, pool_size=size, max_overflow=0)
 
     @event.listens_for(engine.sync_engine, "connect")
     def configure(connection: Any, _record: Any) -> None:

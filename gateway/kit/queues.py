@@ -1,4 +1,4 @@
-"""The queue's ports for every model, over one Redis connection pool."""
+"""The queue's ports for every model, over one pool of Redis connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from worker.queue.base import (
     WorkerDirectory,
 )
 from worker.queue.redis import (
+    Channels,
     RedisCompletionBell,
     RedisEventStream,
     RedisQueue,
@@ -24,14 +25,21 @@ from worker.queue.settings import QueueSettings
 
 
 class Queues:
-    """Ports by model name. Close it in the event loop that used it."""
+    """Ports by model name. Close it in the event loop that used it.
 
-    def __init__(self, url: str, settings: QueueSettings | None = None) -> None:
+    However many clients wait: at most `connections` for commands, and one for notices.
+    """
+
+    def __init__(
+        self, url: str, settings: QueueSettings | None = None, connections: int = 64
+    ) -> None:
         self._settings = settings or QueueSettings()
-        self._client: Redis = connect(url)
+        self._client: Redis = connect(url, connections)
+        self._channels = Channels(self._client)
         self._queues: dict[str, RedisQueue] = {}
+        self._tokens: dict[str, RedisTokenStream] = {}
         self.directory: WorkerDirectory = RedisWorkerDirectory(self._client)
-        self.bell: CompletionBell = RedisCompletionBell(self._client)
+        self.bell: CompletionBell = RedisCompletionBell(self._client, self._channels)
         self.rates = Rates(self._client)
 
     def queue(self, model: str) -> RequestQueue:
@@ -43,7 +51,10 @@ class Queues:
         return RedisEventStream(self._client, model, settings=self._settings)
 
     def tokens(self, model: str) -> TokenStream:
-        return RedisTokenStream(self._client, model)
+        if model not in self._tokens:
+            self._tokens[model] = RedisTokenStream(self._client, model, self._channels)
+        return self._tokens[model]
 
     async def close(self) -> None:
+        await self._channels.close()
         await self._client.aclose()

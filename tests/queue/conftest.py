@@ -36,6 +36,7 @@ from worker.queue.memory import (
     MemoryWorkerDirectory,
 )
 from worker.queue.redis import (
+    Channels,
     RedisCompletionBell,
     RedisEventStream,
     RedisQueue,
@@ -135,6 +136,7 @@ class RedisWorld:
 
     def __init__(self, url: str) -> None:
         self.client = connect(url)
+        self.channels = Channels(self.client)
         self._queues: list[RedisQueue] = []
 
     def queue(self, settings: QueueSettings | None = None) -> RequestQueue:
@@ -145,13 +147,13 @@ class RedisWorld:
         return RedisEventStream(self.client, MODEL, settings=settings)
 
     def tokens(self) -> TokenStream:
-        return RedisTokenStream(self.client, MODEL)
+        return RedisTokenStream(self.client, MODEL, self.channels)
 
     def directory(self) -> WorkerDirectory:
         return RedisWorkerDirectory(self.client)
 
     def bell(self) -> CompletionBell:
-        return RedisCompletionBell(self.client)
+        return RedisCompletionBell(self.client, self.channels)
 
     async def now(self) -> float:
         seconds, microseconds = await self.client.time()
@@ -192,6 +194,7 @@ class RedisWorld:
     async def close(self) -> None:
         for queue in self._queues:
             await queue.close()
+        await self.channels.close()
         await self.client.aclose()
 
 

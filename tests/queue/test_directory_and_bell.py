@@ -59,6 +59,8 @@ async def test_a_ring_between_listening_and_waiting_is_not_missed(world):
         await bell.ring(["a"])
         assert await first.wait(20)
         assert await second.wait(20)
+        assert not await first.wait(0)
+        await bell.ring(["a"])
         assert await first.wait(20)
 
 

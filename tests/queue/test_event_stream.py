@@ -131,11 +131,3 @@ async def test_a_reader_that_waits_survives_a_flush(world, queue, events, make):
     await queue.cancel([request.request_id])
     cancelled = Cancelled(request_id=request.request_id, attempt=1)
     assert decoded(await waiting) == [cancelled]
-
-
-async def test_a_token_reader_waits_for_the_first_entry(world, queue, make, answer):
-    await queue.enqueue([make(stream=True)])
-    (lease,) = await queue.claim("w", ROOMY)
-    waiting = asyncio.create_task(world.tokens().read(lease.request.request_id, "0", 20))
-    await queue.finish(lease, answer(lease))
-    assert decoded(await waiting) == [answer(lease)]

@@ -158,16 +158,15 @@ async def test_deltas_stay_off_the_collectors_stream(world, queue, events, make,
     assert await events.pending() == 0
     await queue.finish(lease, answer(lease))
 
-    entries = await world.tokens().read(request_id, "0", 0)
-    assert [entry.event for entry in entries] == [*deltas, answer(lease)]
-    rest = await world.tokens().read(request_id, entries[2].entry_id, 0)
-    assert [entry.event for entry in rest] == [answer(lease)]
-    assert await world.tokens().read(request_id, entries[-1].entry_id, 0.01) == []
+    with world.tokens().follow(request_id) as reader:
+        assert [entry.event for entry in await reader.read(0)] == [*deltas, answer(lease)]
+        assert await reader.read(0.01) == []
 
 
 async def test_a_streamed_request_cancelled_while_ready_ends_its_stream(world, queue, make):
     request = make(stream=True)
     await queue.enqueue([request])
     await queue.cancel([request.request_id])
-    (entry,) = await world.tokens().read(request.request_id, "0", 0)
+    with world.tokens().follow(request.request_id) as reader:
+        (entry,) = await reader.read(0)
     assert entry.event == Cancelled(request_id=request.request_id, attempt=1)

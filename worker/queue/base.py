@@ -13,7 +13,7 @@ Both implementations pass one conformance suite (`tests/queue/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Literal, Protocol
 
 import msgspec
@@ -203,6 +203,12 @@ class EventStream(Protocol):
         """Entries not yet acknowledged."""
 
 
+class TokenReader(Protocol):
+    async def read(self, timeout: float) -> list[StreamEntry]:
+        """The next entries: Delta, then the terminal event. Waits up to `timeout` seconds for a
+        first one. Undecodable entries have no event. Raises QueueUnavailable: read again."""
+
+
 class TokenStream(Protocol):
     """Tokens of requests with `stream` set, for the client that waits for them.
 
@@ -210,11 +216,8 @@ class TokenStream(Protocol):
     one's entries from index 0.
     """
 
-    async def read(self, request_id: RequestId, after: str, timeout: float) -> list[StreamEntry]:
-        """Entries after entry id `after` ("0": from the start): Delta, then the terminal event.
-
-        Waits up to `timeout` seconds for a first one. Undecodable entries have no event.
-        """
+    def follow(self, request_id: RequestId) -> AbstractContextManager[TokenReader]:
+        """A reader from the first entry on."""
 
 
 class WorkerDirectory(Protocol):
@@ -229,7 +232,8 @@ class WorkerDirectory(Protocol):
 
 class Waiter(Protocol):
     async def wait(self, timeout: float) -> bool:
-        """True once rung since `listen` was entered, False after `timeout` seconds."""
+        """True when rung since the wait before, or since `listen` was entered; False after
+        `timeout` seconds."""
 
 
 class CompletionBell(Protocol):

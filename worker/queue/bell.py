@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
-import structlog
 from redis.asyncio import Redis
 
 from worker.protocol.types import RequestId
-from worker.queue.base import QueueUnavailable, Waiter
+from worker.queue.base import Waiter
+from worker.queue.channels import Channels
 from worker.queue.connection import address, reaching
-from worker.queue.notices import Notices
 from worker.queue.waiter import EventWaiter
 
 _CHANNEL = "batten:bell"
-_RETRY_SECONDS = 1.0
-_READ_SECONDS = 5.0
 
-_log = structlog.get_logger(__name__)
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[RequestId]).decode
 
 
 class RedisCompletionBell:
-    """A CompletionBell. The subscription lives while anybody listens.
+    """A CompletionBell. `channels` may be shared.
 
-    Without Redis, `listen` still works and `wait` ends by its timeout: SQL has the truth.
+    Without Redis, `listen` still works and `wait` ends by its timeout: SQL has the truth. When a
+    lost subscription is made again, everybody is rung.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, channels: Channels) -> None:
         self._client = client
+        self._channels = channels
         self._waiters: defaultdict[RequestId, set[EventWaiter]] = defaultdict(set)
-        self._reader: asyncio.Task[None] | None = None
-        self._subscribed = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._listening = False
 
     async def ring(self, request_ids: Sequence[RequestId]) -> None:
         """Raises QueueUnavailable."""
@@ -52,40 +50,24 @@ class RedisCompletionBell:
         waiter = EventWaiter()
         self._waiters[request_id].add(waiter)
         try:
-            if self._reader is None:
-                self._subscribed.clear()
-                self._reader = asyncio.create_task(self._read(), name="completion-bell")
-            await self._subscribed.wait()
+            if not self._listening:
+                self._listening = True
+                self._channels.add(_CHANNEL, self._told)
+            await self._tried.wait()
             yield waiter
         finally:
             self._waiters[request_id].discard(waiter)
             if not self._waiters[request_id]:
                 del self._waiters[request_id]
-            await self._stop_if_unheard()
 
-    async def _stop_if_unheard(self) -> None:
-        if not self._waiters and self._reader is not None:
-            reader, self._reader = self._reader, None
-            reader.cancel()
-            await asyncio.wait([reader])
+    def _told(self, message: bytes | None) -> None:
+        if message is not None:
+            self._ring(_unpack(message))
+        elif self._tried.is_set():
+            self._ring(list(self._waiters))
+        self._tried.set()
 
-    async def _read(self) -> None:
-        notices = Notices(self._client, _CHANNEL)
-        try:
-            while True:
-                try:
-                    await notices.open()
-                    self._subscribed.set()
-                    for message in await notices.wait(_READ_SECONDS):
-                        self._tell(_unpack(message))
-                except QueueUnavailable as error:
-                    self._subscribed.set()
-                    _log.warning("completion_bell_unavailable", reason=str(error))
-                    await asyncio.sleep(_RETRY_SECONDS)
-        finally:
-            await notices.close()
-
-    def _tell(self, request_ids: Sequence[RequestId]) -> None:
+    def _ring(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
             for waiter in self._waiters.get(request_id, ()):
                 waiter.rung.set()

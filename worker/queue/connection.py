@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import exceptions as errors
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import RedisError
@@ -49,19 +49,23 @@ _REFUSALS: tuple[tuple[tuple[type[RedisError], ...], tuple[str, ...], str], ...]
 )
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, connections: int = 64) -> Redis:
     """A client for the queue's classes; nothing is sent before its first use.
 
     `redis://`, `rediss://` or `unix://`, with user, password and database as redis-py reads them.
+    Commands share at most `connections`; who finds all of them busy waits for one.
     """
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
+        max_connections=connections,
+        timeout=SOCKET_TIMEOUT,
         protocol=2,
         socket_timeout=SOCKET_TIMEOUT,
         socket_connect_timeout=5.0,
         health_check_interval=30,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), retries=2),
     )
+    return Redis.from_pool(pool)
 
 
 def address(client: Redis) -> str:

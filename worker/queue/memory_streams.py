@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import msgspec
 
 from worker.protocol.codec import CodecError, decode_event
 from worker.protocol.messages import GenerationEvent
 from worker.protocol.types import RequestId
-from worker.queue.base import DeadLetter, StreamEntry, Waiter, WorkerInfo
+from worker.queue.base import DeadLetter, StreamEntry, TokenReader, Waiter, WorkerInfo
 from worker.queue.memory_log import Group
 from worker.queue.memory_state import MemoryServer, ModelState
 from worker.queue.settings import QueueSettings
@@ -103,14 +103,28 @@ class MemoryTokenStream:
         self._server = server
         self._model = model
 
-    async def read(self, request_id: RequestId, after: str, timeout: float) -> list[StreamEntry]:
+    @contextmanager
+    def follow(self, request_id: RequestId) -> Iterator[TokenReader]:
+        yield _Reader(self._server, self._model, request_id)
+
+
+class _Reader:
+    """A TokenReader."""
+
+    def __init__(self, server: MemoryServer, model: str, request_id: RequestId) -> None:
+        self._server = server
+        self._model = model
+        self._request_id = request_id
+        self._after = 0
+
+    async def read(self, timeout: float) -> list[StreamEntry]:
         logs = self._server.model(self._model).tokens
-        start = int(after.partition("-")[0])
         deadline = time.monotonic() + timeout
         while True:
-            entries = logs.after(request_id, start, self._server.clock())
+            entries = logs.after(self._request_id, self._after, self._server.clock())
             left = deadline - time.monotonic()
             if entries or left <= 0:
+                self._after = max([self._after, *entries])
                 return [StreamEntry(f"{one}-0", _legible(data)) for one, data in entries.items()]
             await logs.arrived.wait(left)
 

@@ -1,12 +1,15 @@
 """The queue's ports in production: Redis 6.2 or later, or Valkey."""
 
 from worker.queue.bell import RedisCompletionBell
+from worker.queue.channels import Channels
 from worker.queue.connection import connect
 from worker.queue.directory import RedisWorkerDirectory
 from worker.queue.redis_queue import RedisQueue
-from worker.queue.streams import RedisEventStream, RedisTokenStream
+from worker.queue.streams import RedisEventStream
+from worker.queue.token_streams import RedisTokenStream
 
 __all__ = [
+    "Channels",
     "RedisCompletionBell",
     "RedisEventStream",
     "RedisQueue",

@@ -1,4 +1,4 @@
-"""Events on their way from workers to collectors and waiting clients, as Redis Streams."""
+"""Events on their way from workers to collectors, as a Redis Stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from redis.exceptions import ResponseError
 
 from worker.protocol.codec import CodecError, decode_event
 from worker.protocol.messages import GenerationEvent
-from worker.protocol.types import RequestId
 from worker.queue.base import StreamEntry
 from worker.queue.connection import SOCKET_TIMEOUT, address, reaching
 from worker.queue.lua import Scripts, prefix
@@ -143,35 +142,6 @@ class RedisEventStream:
                 self._dead, letter, maxlen=self._settings.dead_letter_limit, approximate=True
             )
             return None
-
-
-class RedisTokenStream:
-    """A TokenStream; `RedisQueue.emit` and `finish` write it."""
-
-    def __init__(self, client: Redis, model: str) -> None:
-        self._client = client
-        self._prefix = prefix(model)
-
-    async def read(self, request_id: RequestId, after: str, timeout: float) -> list[StreamEntry]:
-        stream = f"{self._prefix}:tokens:{request_id}"
-        deadline = time.monotonic() + timeout
-        with reaching(address(self._client)):
-            while True:
-                left = max(0.0, deadline - time.monotonic())
-                block = int(min(left, _LONGEST_BLOCK) * 1000)
-                reply = await self._client.xread({stream: after}, block=block or None)
-                if reply or left <= _LONGEST_BLOCK:
-                    return [
-                        StreamEntry(entry_id.decode(), _legible(data))
-                        for entry_id, data in _entries(reply)
-                    ]
-
-
-def _legible(fields: dict[bytes, bytes]) -> GenerationEvent | None:
-    try:
-        return decode_event(fields.get(b"event", b""))
-    except CodecError:
-        return None
 
 
 def _entries(reply: Any) -> Entries:

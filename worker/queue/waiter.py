@@ -1,4 +1,4 @@
-"""Waiting for one ring of the completion bell."""
+"""Waiting for rings of the completion bell."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ class EventWaiter:
             async with asyncio.timeout(timeout):
                 await self.rung.wait()
         except TimeoutError:
-            pass
-        return self.rung.is_set()
+            return False
+        self.rung.clear()
+        return True

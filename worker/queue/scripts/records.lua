@@ -86,10 +86,12 @@ local function tombstoned(id)
   return redis.call('EXISTS', key('tomb', id)) == 1
 end
 
+-- The channel of the same name tells who follows it.
 local function add_tokens(id, event)
   local stream = key('tokens', id)
   redis.call('XADD', stream, 'MAXLEN', '~', ask.token_stream_limit, '*', 'event', event)
   redis.call('PEXPIRE', stream, milliseconds(ask.token_stream_seconds))
+  redis.call('PUBLISH', stream, '')
 end
 
 -- The first write of a script, where it can be: a server out of memory refuses only that one.
