@@ -64,6 +64,12 @@ class Settings(BaseSettings):
     custom_id_chars: int = Field(512, ge=1, description="Longest custom_id")
     body_bytes: int = Field(4 * 2**20, ge=1, description="Largest JSON body of a call")
     adapter_bytes: int = Field(2 * 2**30, ge=1, description="Largest adapter upload")
+    template_chars: int = Field(
+        256 * 2**10, ge=1, description="Longest chat template of an adapter"
+    )
+    template_seconds: float = Field(
+        1.0, gt=0, description="Longest that an adapter's chat template may take for one prompt"
+    )
     enqueued_tokens: int = Field(
         200_000_000, ge=1, description="Most prompt tokens of a tenant and model waiting in batches"
     )

@@ -1,6 +1,6 @@
 """A PEFT folder out of a .zip or .tar.gz. Blocks: run it in a thread.
 
-Nothing is written where an archive says: the two files we need go to fixed names. Archives
+Nothing is written where an archive says: the files we need go to fixed names. Archives
 that try anything else (links, absolute paths, `..`) are refused all the same.
 """
 
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TypeVar
 
-from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
+from gateway.adapters.folder_files import is_kept, is_refused, refusal
+from worker.protocol.peft import CONFIG_FILE
 
 MOST_MEMBERS = 10_000
 SUFFIXES = (".zip", ".tar.gz", ".tgz", ".tar")
-_WANTED = (CONFIG_FILE, WEIGHTS_FILE, "adapter_model.bin")
 _CHUNK = 2**20
 
 T = TypeVar("T")
@@ -47,7 +47,11 @@ def unpack(archive: Path, folder: Path, most_bytes: int) -> None:
             home = _home(members)
             budget = most_bytes
             for member in members:
-                if member.path.parent == home and member.path.name in _WANTED:
+                if member.path.parent != home:
+                    continue
+                if is_refused(member.path.name):
+                    raise ArchiveRefused(refusal(member.path.name))
+                if is_kept(member.path.name):
                     budget -= _copy(member, folder / member.path.name, budget)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ArchiveRefused(f"the archive cannot be read: {error}") from error

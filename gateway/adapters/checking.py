@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.prompt_files import FILES, SLOW_FILES, PromptFormat, read_prompt_format
 from worker.protocol.peft import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -36,13 +37,26 @@ class CheckedAdapter:
     rank: int
     bytes: int
     config: dict[str, Any]
+    prompt_format: PromptFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBase:
+    """What tokenizer files are compared with: those in `folder`."""
+
+    folder: str
+    most_chars: int
 
 
 def check(
-    folder: Path, shapes: Shapes | None, most_rank: int | None, most_bytes: int
+    folder: Path,
+    shapes: Shapes | None,
+    most_rank: int | None,
+    most_bytes: int,
+    prompts: PromptBase | None = None,
 ) -> CheckedAdapter | list[Problem]:
-    """`most_rank` is what workers announced, if any did. Without `shapes` nothing is compared
-    with a base model."""
+    """`most_rank` is what workers announced, if any did. Without `shapes` and `prompts` nothing
+    is compared with a base model."""
     problems = _missing(folder)
     if problems:
         return problems
@@ -61,10 +75,22 @@ def check(
         if most_rank is not None and rank > most_rank:
             message = f"rank {rank}, workers take at most {most_rank}"
             problems.append(Problem("adapter_rank_too_large", CONFIG_FILE, message))
-        if problems:
+        prompt_format = _prompt_format(folder, prompts)
+        if isinstance(prompt_format, list):
+            problems += prompt_format
+        if problems or isinstance(prompt_format, list):
             return problems
         size = weights.stat().st_size + len(raw)
-        return CheckedAdapter(digest(config, header, view), rank, size, json.loads(raw))
+        return CheckedAdapter(
+            digest(config, header, view), rank, size, json.loads(raw), prompt_format
+        )
+
+
+def _prompt_format(folder: Path, prompts: PromptBase | None) -> PromptFormat | list[Problem] | None:
+    has_files = any((folder / name).is_file() for name in (*FILES, *SLOW_FILES))
+    if prompts is None or not has_files:
+        return None
+    return read_prompt_format(folder, Path(prompts.folder), prompts.most_chars)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gateway.adapters.checking import CheckedAdapter, check
+from gateway.adapters.checking import CheckedAdapter, PromptBase, check
 from gateway.kit.json import storable
 from worker.protocol.peft import Problem
 
@@ -39,6 +39,7 @@ class Order(msgspec.Struct, frozen=True):
     most_rank: int | None
     most_bytes: int
     cpu_seconds: int
+    prompts: PromptBase | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -53,11 +54,12 @@ async def examine(
     shapes: Shapes,
     most_rank: int | None,
     most_bytes: int,
+    prompts: PromptBase | None = None,
     base_seconds: float = BASE_SECONDS,
 ) -> CheckedAdapter | list[Problem]:
     """Raises CheckInterrupted."""
     seconds = base_seconds + await asyncio.to_thread(_size, folder) / BYTES_PER_SECOND
-    order = Order(str(folder), dict(shapes), most_rank, most_bytes, int(seconds) + 1)
+    order = Order(str(folder), dict(shapes), most_rank, most_bytes, int(seconds) + 1, prompts)
     try:
         code, output, errors = await _run(msgspec.json.encode(order), seconds)
     except TimeoutError:
@@ -95,7 +97,9 @@ def main() -> None:
     ends the process even when nobody waits for it any more."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     resource.setrlimit(resource.RLIMIT_CPU, (order.cpu_seconds, order.cpu_seconds))
-    outcome = check(Path(order.folder), order.shapes, order.most_rank, order.most_bytes)
+    outcome = check(
+        Path(order.folder), order.shapes, order.most_rank, order.most_bytes, order.prompts
+    )
     report = Report([], outcome) if isinstance(outcome, CheckedAdapter) else Report(outcome)
     sys.stdout.buffer.write(msgspec.json.encode(storable(msgspec.to_builtins(report))))
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import obstore
 import structlog
 
 from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
-from gateway.adapters.base_models import model_shapes
-from gateway.adapters.checking import CheckedAdapter
+from gateway.adapters.base_models import BaseModelUnavailable, model_shapes
+from gateway.adapters.checking import CheckedAdapter, PromptBase
 from gateway.adapters.examiner import examine
 from gateway.adapters.repository import BaseModelRepository, IngestRepository
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
+from gateway.kit.prompts import PromptsUnavailable, prompts_folder
 from gateway.kit.store import delete_blob, read_blob
 from gateway.models import AdapterRevision, BaseModel
 from gateway.webhooks.events import EventType
@@ -61,18 +63,29 @@ async def _examine(
     most_bytes = context.settings.adapter_bytes
     most_rank = (base.limits or {}).get("adapter_rank")
     shapes = await asyncio.to_thread(model_shapes, base.source)
+    prompts = await asyncio.to_thread(_prompt_base, context, base.source)
     with tempfile.TemporaryDirectory(prefix="batten-adapter-") as temporary:
         folder = Path(temporary)
         try:
             await _fetch(context, revision.upload_key, folder, most_bytes)
         except ArchiveRefused as error:
             return [Problem("adapter_archive_refused", "archive", str(error))]
-        outcome = await examine(folder, shapes, most_rank, most_bytes)
+        outcome = await examine(folder, shapes, most_rank, most_bytes, prompts)
         if isinstance(outcome, CheckedAdapter):
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 key = f"adapters/{outcome.digest}/{name}"
                 await obstore.put_async(context.store, key, folder / name)
         return outcome
+
+
+def _prompt_base(context: Context, source: str) -> PromptBase | None:
+    """None for a base model without a tokenizer: it serves no text, whatever an adapter brings."""
+    try:
+        folder = prompts_folder(source)
+    except PromptsUnavailable as error:
+        raise BaseModelUnavailable(str(error)) from error
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    return PromptBase(str(folder), context.settings.template_chars) if has_tokenizer else None
 
 
 async def _fetch(context: Context, prefix: str, folder: Path, most_bytes: int) -> None:
@@ -106,6 +119,8 @@ async def _settle(
         revision.status, revision.digest = "ready", outcome.digest
         revision.rank, revision.bytes = outcome.rank, outcome.bytes
         revision.config = outcome.config
+        if outcome.prompt_format is not None:
+            revision.prompt_format = asdict(outcome.prompt_format)
         adapter = await repository.adapter(revision.adapter_id, lock=True)
         if adapter is not None and adapter.promoted_revision_id is None:
             adapter.promoted_revision_id = revision.id

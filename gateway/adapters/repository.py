@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import Select, delete, func, select
 
@@ -9,7 +10,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.kit.sql import insert_ignoring
+from gateway.kit.sql import among, insert_ignoring
 from gateway.models import Adapter, AdapterGrant, AdapterRevision, BaseModel, Tenant
 
 Session = ReadSession | WriteSession
@@ -196,3 +197,18 @@ class IngestRepository:
     async def adapter(self, adapter_id: str, lock: bool = False) -> Adapter | None:
         rows = select(Adapter).where(Adapter.id == adapter_id)
         return await self._session.scalar(rows.with_for_update() if lock else rows)
+
+
+async def prompt_formats(
+    session: Session, revision_ids: Collection[str | None]
+) -> dict[str | None, dict[str, Any]]:
+    """Of those revisions that have their own."""
+    ids = sorted(each for each in revision_ids if each is not None)
+    if not ids:
+        return {}
+    rows = await session.execute(
+        select(AdapterRevision.id, AdapterRevision.prompt_format).where(
+            among(session, AdapterRevision.id, ids), AdapterRevision.prompt_format.is_not(None)
+        )
+    )
+    return {row[0]: row[1] for row in rows if row[1]}

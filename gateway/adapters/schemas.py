@@ -48,6 +48,9 @@ class RevisionObject(BaseModel):
     rank: int | None
     bytes: int
     config: dict[str, Any] | None
+    own_prompt_format: bool = Field(
+        description="Whether its chat template or special tokens are not the base model's"
+    )
     errors: list[dict[str, Any]] | None
     created_at: int
     finished_at: int | None
@@ -145,6 +148,7 @@ def show_revision(row: AdapterRevision) -> RevisionObject:
             "rank": row.rank,
             "bytes": row.bytes,
             "config": row.config,
+            "own_prompt_format": row.prompt_format is not None,
             "errors": row.errors,
             "created_at": row.created_at // 1000,
             "finished_at": seconds(row.finished_at),

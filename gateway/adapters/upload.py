@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from gateway.adapters.archive import is_archive
+from gateway.adapters.folder_files import is_kept, is_refused, refusal
 from gateway.auth.idempotency import fingerprint
 from gateway.errors import BadRequest, PayloadTooLarge
 from gateway.kit.context import Context
@@ -17,7 +18,6 @@ from gateway.kit.store import BlobTooLarge, Written, delete_blob, write_blob
 from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
-_FILES = (CONFIG_FILE, WEIGHTS_FILE, "adapter_model.bin")
 
 
 @dataclass
@@ -72,11 +72,12 @@ async def discard(context: Context, upload: AdapterUpload) -> None:
 async def _receive_file(
     context: Context, upload: AdapterUpload, form: Multipart, filename: str
 ) -> None:
-    """Files that PEFT writes beside the adapter (README.md, a tokenizer) are not kept."""
     name = re.split(r"[/\\]", filename)[-1]
     if is_archive(name):
         name = "archive" + name[name.lower().rindex(".tar" if ".tar" in name.lower() else ".") :]
-    elif name not in _FILES:
+    elif is_refused(name):
+        raise BadRequest(f"{refusal(name)}.", code="adapter_unknown_file", param="files")
+    elif not is_kept(name):
         return
     if name in upload.files:
         raise BadRequest(f"The form holds {name} twice.", param="files")

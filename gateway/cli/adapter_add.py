@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from gateway.adapters.archive import SUFFIXES, is_archive
+from gateway.adapters.folder_files import is_kept, is_refused, refusal
 from gateway.adapters.ingest import ingest
 from gateway.adapters.lifecycle import add_revision, get_adapter, get_revision
 from gateway.adapters.upload import NAME, AdapterUpload
@@ -51,10 +52,12 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
             raise CommandError(f"{folder} is neither a folder nor a .zip or .tar.gz")
         suffix = next(end for end in SUFFIXES if folder.name.lower().endswith(end))
         return [(f"archive{suffix}", folder)]
-    found = [(name, folder / name) for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    if missing := [name for name, path in found if not path.is_file()]:
+    needed = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    if missing := [path.name for path in needed if not path.is_file()]:
         raise CommandError(f"{folder} holds no {' and no '.join(missing)}: not a PEFT folder")
-    return found
+    if refused := [path.name for path in sorted(folder.iterdir()) if is_refused(path.name)]:
+        raise CommandError(refusal(refused[0]))
+    return [(path.name, path) for path in sorted(folder.iterdir()) if is_kept(path.name)]
 
 
 async def _add(

@@ -13,8 +13,9 @@ from typing import Any
 
 from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
 from gateway.adapters.base_models import BaseModelUnavailable, model_shapes
-from gateway.adapters.checking import CheckedAdapter, check
+from gateway.adapters.checking import CheckedAdapter, PromptBase, check
 from gateway.cli.errors import CommandError
+from gateway.settings import Settings
 from worker.protocol import peft
 
 # Fields of LoraConfig that change what an adapter computes, beside r, alpha and target_modules.
@@ -63,10 +64,13 @@ def inspect(
     with _folder(path, most_bytes) as folder:
         fields = _fields(folder)
         source = model or _local(fields.get("base_model_name_or_path"))
-        outcome = check(folder, _shapes(source) if source else None, most_rank, most_bytes)
+        shapes = _shapes(source) if source else None
+        outcome = check(folder, shapes, most_rank, most_bytes, _prompts(source))
         problems = () if isinstance(outcome, CheckedAdapter) else tuple(outcome)
         lines = [*_about(path, fields, source), *_content(folder)]
         if isinstance(outcome, CheckedAdapter):
+            if outcome.prompt_format is not None:
+                lines.append("prompts    its own chat template or special tokens")
             lines.append(f"digest     {outcome.digest}")
     return Inspection((*lines, *_verdict(problems, source)), problems)
 
@@ -103,6 +107,14 @@ def _shapes(source: str) -> peft.Shapes:
         return model_shapes(source)
     except BaseModelUnavailable as error:
         raise CommandError(str(error)) from error
+
+
+def _prompts(source: str | None) -> PromptBase | None:
+    """The base model's tokenizer, where it is a folder with one."""
+    folder = Path(source or "").expanduser()
+    has_tokenizer = source is not None and (folder / "tokenizer.json").is_file()
+    chars = Settings.model_fields["template_chars"].default
+    return PromptBase(str(folder), chars) if has_tokenizer else None
 
 
 def _about(path: Path, fields: Mapping[str, Any], source: str | None) -> Iterator[str]:

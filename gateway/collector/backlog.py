@@ -27,6 +27,7 @@ class Queued:
     batch_id: str | None
     endpoint: str
     seed: int
+    adapter_revision_id: str | None
     body: dict[str, Any] | None
     input_offset: int | None
     input_length: int | None

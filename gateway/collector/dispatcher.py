@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from gateway.adapters.repository import prompt_formats
 from gateway.collector.backlog import Queued, Share, next_queued, outstanding, waiting
 from gateway.errors import BadRequest
 from gateway.jobs.bodies import JsonBody, input_keys, load_bodies
@@ -47,10 +48,15 @@ class Dispatcher:
         async with self._context.database.read() as session:
             rows = await next_queued(session, self._model, share, limit)
             keys = await input_keys(session, rows)
+            formats = await prompt_formats(session, {row.adapter_revision_id for row in rows})
         if not rows:
             return 0, 0
         bodies = await load_bodies(self._context.store, keys, rows)
-        prepared, refused = await asyncio.to_thread(self._prepare, rows, bodies)
+        prompts = {
+            revision: self._prompts.of_adapter(own, self._context.templates)
+            for revision, own in formats.items()
+        }
+        prepared, refused = await asyncio.to_thread(self._prepare, rows, bodies, prompts)
         if refused:
             await self._refuse(refused)
         enqueued = await dispatch(self._context, self._model, prepared)
@@ -66,12 +72,16 @@ class Dispatcher:
             await end_withdrawn(self._context, withdrawn)
 
     def _prepare(
-        self, rows: Sequence[Queued], bodies: Mapping[str, JsonBody]
+        self,
+        rows: Sequence[Queued],
+        bodies: Mapping[str, JsonBody],
+        prompts_of: Mapping[str | None, Prompts],
     ) -> tuple[list[Prepared], dict[str, Settlement]]:
         prepared, refused = [], {}
         for row in rows:
+            prompts = prompts_of.get(row.adapter_revision_id, self._prompts)
             try:
-                generation = parse_generation(row.endpoint, bodies[row.id], self._prompts, row.seed)
+                generation = parse_generation(row.endpoint, bodies[row.id], prompts, row.seed)
             except BadRequest as error:
                 refused[row.id] = Settlement("failed", error.status, error.body())
                 continue
@@ -80,7 +90,8 @@ class Dispatcher:
         return prepared, refused
 
     async def _refuse(self, refused: Mapping[str, Settlement]) -> None:
-        """Accepted once, and no longer: the base model's files have changed since."""
+        """Accepted once, and no longer: the base model's files have changed since, or an adapter's
+        template gives another answer."""
         _log.warning("requests_refused_at_dispatch", model=self._model, count=len(refused))
         async with self._context.database.write() as session:
             locked = await lock(session, refused)

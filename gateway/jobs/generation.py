@@ -133,6 +133,7 @@ def _sampling(
         logprobs=_chat_logprobs(body) if endpoint == CHAT else _completion_logprobs(body),
         stop=parameters.stops(body),
         ignore_eos=parameters.boolean(body, "ignore_eos"),
+        stop_token_ids=prompts.stop_token_ids,
         **{name: parameters.number(body, name) for name in parameters.FLOATS},
     )
 

@@ -104,15 +104,19 @@ async def resolve_target(
 async def prompts_for(context: Context, target: Target) -> Prompts:
     """Raises Unavailable."""
     try:
-        return await context.prompts.of(target.resolved.base.source)
+        prompts = await context.prompts.of(target.resolved.base.source)
     except PromptsUnavailable as error:
         raise Unavailable(f"The model's tokenizer cannot be read: {error}") from error
+    revision = target.resolved.revision
+    if revision is None or revision.prompt_format is None:
+        return prompts
+    return prompts.of_adapter(revision.prompt_format, context.templates)
 
 
 async def plan(context: Context, target: Target, endpoint: str, body: Mapping[str, Any]) -> Plan:
     """Long texts are tokenised in a thread. Raises BadRequest, Unavailable."""
     prompts = await prompts_for(context, target)
-    if is_small(text_length(body)):
+    if is_small(text_length(body)) and not prompts.is_isolated:
         return plan_with(prompts, context.settings, target, endpoint, body)
     return await asyncio.to_thread(plan_with, prompts, context.settings, target, endpoint, body)
 

@@ -14,6 +14,7 @@ from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.secret_key import load_secret_key
 from gateway.kit.store import open_store
+from gateway.kit.template_process import TemplateProcess
 from gateway.settings import Settings
 from worker.queue.settings import QueueSettings
 
@@ -24,6 +25,7 @@ class Context:
     database: Database
     store: ObjectStore
     queues: Queues
+    templates: TemplateProcess
     secret_key: bytes = field(repr=False)
     prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
     lookups: Lookups = field(init=False)
@@ -51,9 +53,11 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         QueueSettings.with_lease(settings.lease_seconds),
         settings.redis_connections,
     )
+    templates = TemplateProcess(settings.template_seconds)
     try:
         store = open_store(settings.effective_store)
-        yield Context(settings, database, store, queues, load_secret_key(settings))
+        yield Context(settings, database, store, queues, templates, load_secret_key(settings))
     finally:
+        templates.close()
         await queues.close()
         await database.close()

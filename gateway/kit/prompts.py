@@ -16,6 +16,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer as FastTokenizer
 
+from gateway.kit.template_process import IsolatedTemplate, TemplateProcess
 from gateway.kit.templates import ChatTemplate
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
@@ -36,14 +37,32 @@ class Prompts:
     def __init__(
         self,
         tokenizer: FastTokenizer,
-        template: ChatTemplate | None,
+        template: ChatTemplate | IsolatedTemplate | None,
         special_tokens: Mapping[str, str],
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
+        """`stop_token_ids` end answers, as well as what ends the model's."""
         self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self.stop_token_ids = stop_token_ids
         self._template = template
         self._bos = special_tokens.get("bos_token", "")
         self._byte_level = _is_byte_level(tokenizer)
         self.vocabulary: int = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def of_adapter(self, format: Mapping[str, Any], process: TemplateProcess) -> Prompts:
+        """As an adapter with that `PromptFormat` wants them: the same tokens, its own template."""
+        tokens, source = format["special_tokens"], format["chat_template"]
+        template = None if source is None else IsolatedTemplate(process, source, tokens)
+        stop = format["stop_token_id"]
+        return Prompts(
+            self._tokenizer, template, self._special_tokens, () if stop is None else (stop,)
+        )
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether rendering waits for another process."""
+        return isinstance(self._template, IsolatedTemplate)
 
     @property
     def chats(self) -> bool:
@@ -114,7 +133,7 @@ def is_small(text_chars: int) -> bool:
 
 def load_prompts(source: str) -> Prompts:
     """Raises PromptsUnavailable."""
-    folder = _folder(source)
+    folder = prompts_folder(source)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise PromptsUnavailable(f"{source}: tokenizer.json is missing; only fast tokenizers work")
@@ -124,14 +143,15 @@ def load_prompts(source: str) -> Prompts:
         raise PromptsUnavailable(f"{source}: tokenizer.json cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = _json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(config)
-    text = _template_text(folder, config)
+    config = read_json(folder / "tokenizer_config.json")
+    special_tokens = special_tokens_of(config)
+    text = template_text(folder, config)
     template = None if text is None else ChatTemplate(text, special_tokens)
     return Prompts(tokenizer, template, special_tokens)
 
 
-def _folder(source: str) -> Path:
+def prompts_folder(source: str) -> Path:
+    """Where the tokenizer's files lie, of a folder or a hub id. Raises PromptsUnavailable."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -141,14 +161,15 @@ def _folder(source: str) -> Path:
         raise PromptsUnavailable(f"{source}: not a folder, and not on the hub: {error}") from error
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty where there is no file."""
     if not path.is_file():
         return {}
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -157,11 +178,11 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _template_text(folder: Path, config: Mapping[str, Any]) -> str | None:
+def template_text(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = _json(folder / "chat_template.json").get("chat_template")
+    template = read_json(folder / "chat_template.json").get("chat_template")
     template = template or config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}

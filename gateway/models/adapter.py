@@ -72,7 +72,8 @@ class AdapterGrant(Base):
 
 class AdapterRevision(Base):
     """One immutable upload: validating → ready | rejected. `digest` is its content's sha256;
-    the files lie in the object store under adapters/{digest}/."""
+    the files lie in the object store under adapters/{digest}/. `prompt_format` is what its
+    tokenizer files change about prompts (`gateway.adapters.prompt_files.PromptFormat`)."""
 
     __tablename__ = "adapter_revisions"
     __table_args__ = (UniqueConstraint("adapter_id", "number"),)
@@ -87,6 +88,7 @@ class AdapterRevision(Base):
     bytes: Mapped[Count]
     upload_key: Mapped[str]
     config: Mapped[JsonObject | None]
+    prompt_format: Mapped[JsonObject | None]
     errors: Mapped[list[Any] | None]
     created_at: Mapped[Ms]
     finished_at: Mapped[Ms | None]

@@ -250,6 +250,7 @@ def create_tables() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("upload_key", sa.String(), nullable=False),
         sa.Column("config", JSON, nullable=True),
+        sa.Column("prompt_format", JSON, nullable=True),
         sa.Column("errors", JSON, nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.BigInteger(), nullable=True),

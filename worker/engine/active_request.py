@@ -39,7 +39,8 @@ class ActiveRequest:
         index = len(sequence.output_ids) - 1
         if logprob is not None:
             sequence.logprobs.append(logprob)
-        ended = token_id in eos and not sequence.sampling.ignore_eos
+        ends = token_id in eos or token_id in sequence.sampling.stop_token_ids
+        ended = ends and not sequence.sampling.ignore_eos
         new, stopped = ("", False) if ended else text.push(token_id)
         if ended or stopped or index + 1 >= self.most_tokens:
             if not stopped:

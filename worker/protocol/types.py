@@ -38,7 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off. `logprobs` is the number of
     alternatives reported for each token (None: no log-probabilities). Penalties: presence and
     frequency as OpenAI and vLLM define them (generated tokens only), repetition as Hugging Face
-    does (prompt and generated tokens). `stop` strings end a choice and are not part of the text.
+    does (prompt and generated tokens). `stop` strings end a choice and are not part of the text;
+    `stop_token_ids` end one like the model's own end-of-sequence tokens.
     """
 
     max_tokens: int
@@ -55,6 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
