@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     store: str | None = Field(
         None, description="Object store, file:///dir or s3://bucket; default: in the data directory"
     )
+    store_seconds: float = Field(
+        30.0, gt=0, description="Longest request to the object store, and all retries of it"
+    )
     redis_connections: int = Field(
         64, ge=4, description="Most connections to Redis for a process's commands"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.s3 import S3Server
 from tests.servers import PostgresServer, RedisServer
 
 # Triton reads this once, when it is imported: without a GPU, its kernels are interpreted.
@@ -27,4 +28,13 @@ def postgres_directory() -> Iterator[Path]:
 def redis_server_url() -> Iterator[str]:
     server = RedisServer()
     yield server.url
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Shared, so leave it running."""
+    server = S3Server()
+    server.start()
+    yield server
     server.close()

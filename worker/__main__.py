@@ -30,6 +30,14 @@ DATA = Path("~/.local/share/batten")
 @click.option("--redis", "redis_url", envvar="REDIS_URL", help="redis://host:port/0 of the queue.")
 @click.option("--store", envvar="BATTEN_STORE", help="Object store: file:///dir or s3://bucket.")
 @click.option(
+    "--store-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    envvar="BATTEN_STORE_SECONDS",
+    show_default=True,
+    help="Longest request to the object store, and all retries of it.",
+)
+@click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     envvar="BATTEN_CACHE_DIR",

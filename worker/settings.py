@@ -40,15 +40,17 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(EngineSettings):
     """`model_name` is what clients call the model, and the name of the queue. `store` holds the
-    adapters. `null_delay` (seconds) is what a step of the null engine takes. On a first SIGTERM
-    the worker takes nothing new and has `drain_seconds` to finish what runs; the rest is given
-    back to the queue. What a worker held that is silent for `lease_seconds` goes to another: the
-    same value for every process of a deployment. Without a `metrics_port` no metrics are served.
+    adapters; a request to it takes at most `store_seconds`, retries included. `null_delay`
+    (seconds) is what a step of the null engine takes. On a first SIGTERM the worker takes nothing
+    new and has `drain_seconds` to finish what runs; the rest is given back to the queue. What a
+    worker held that is silent for `lease_seconds` goes to another: the same value for every process
+    of a deployment. Without a `metrics_port` no metrics are served.
     """
 
     model_name: str
     redis_url: str = field(repr=False)
     store: str
+    store_seconds: float = 30.0
     cache_dir: Path
     worker: str
     engine: EngineKind = "hf"

@@ -21,9 +21,10 @@ from gateway.billing.invoices import cents
 from gateway.billing.service import amount_nano
 from gateway.billing.storage import storage_nano
 from gateway.kit.database import Database, repeatable
-from gateway.kit.store import open_store, read_blob
+from gateway.kit.store import read_blob
 from gateway.models import File
 from gateway.settings import Settings
+from worker.protocol.object_store import open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ def run_audit(settings: Settings) -> list[str]:
     async def run() -> list[str]:
         database = Database(settings.effective_database_url)
         try:
-            found = await audit(database, open_store(settings.effective_store))
+            store = open_store(settings.effective_store, settings.store_seconds)
+            found = await audit(database, store)
         finally:
             await database.close()
         return [str(violation) for violation in found]

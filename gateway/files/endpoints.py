@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -118,9 +119,17 @@ async def get_content(
     headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start)}
     if part:
         headers["Content-Range"] = part.content_range
+    chunks = service.stream(context, file, start, end)
+    first = await anext(chunks, b"")  # what is wrong with the store is said by the status
     return StreamingResponse(
-        service.stream(context, file, start, end),
+        _following(first, chunks),
         206 if part else 200,
         headers,
         media_type="application/octet-stream",
     )
+
+
+async def _following(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk

@@ -13,9 +13,9 @@ from gateway.kit.lookups import Lookups
 from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.secret_key import load_secret_key
-from gateway.kit.store import open_store
 from gateway.kit.template_process import TemplateProcess
 from gateway.settings import Settings
+from worker.protocol.object_store import open_store
 from worker.queue.settings import QueueSettings
 
 
@@ -54,8 +54,8 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         settings.redis_connections,
     )
     templates = TemplateProcess(settings.template_seconds)
+    store = open_store(settings.effective_store, settings.store_seconds)
     try:
-        store = open_store(settings.effective_store)
         yield Context(settings, database, store, queues, templates, load_secret_key(settings))
     finally:
         templates.close()

@@ -8,9 +8,10 @@ import torch
 from tests.adapters.folders import MODULES, SHAPES, tensors, write
 from worker.adapters.loader import load_adapter
 from worker.adapters.source import AdapterSource
-from worker.adapters.store import AdapterStore, open_store
+from worker.adapters.store import AdapterStore
 from worker.protocol import peft
 from worker.protocol.errors import AdapterLoadError
+from worker.protocol.object_store import open_store
 from worker.protocol.types import AdapterRef
 
 

@@ -13,18 +13,18 @@ import tempfile
 from pathlib import Path
 
 import obstore
+import structlog
 from obstore.exceptions import BaseError
-from obstore.store import ObjectStore, from_url
+from obstore.store import ObjectStore
 
 from worker.protocol import peft
 from worker.protocol.errors import AdapterLoadError
+from worker.protocol.object_store import reason
 
 FILES = (peft.CONFIG_FILE, peft.WEIGHTS_FILE)
+CHUNK = 16 * 2**20
 
-
-def open_store(url: str) -> ObjectStore:
-    """`file:///folder` or `s3://bucket[/prefix]` (credentials from the usual environment)."""
-    return from_url(url)
+_log = structlog.get_logger(__name__)
 
 
 class AdapterStore:
@@ -68,12 +68,20 @@ class AdapterStore:
             raise AdapterLoadError("adapter_unavailable", str(error)) from error
 
     def _get(self, path: str, target: Path) -> None:
+        """In chunks, each a request with the store's time limit of its own."""
         try:
+            size = obstore.head(self._store, path)["size"]
             with target.open("wb") as file:
-                for chunk in obstore.get(self._store, path):
-                    file.write(chunk)
+                for start in range(0, size, CHUNK):
+                    stop = min(start + CHUNK, size)
+                    file.write(obstore.get_range(self._store, path, start=start, end=stop))
+        except FileNotFoundError as error:
+            message = f"{path} is not in the object store"
+            raise AdapterLoadError("adapter_unavailable", message) from error
         except BaseError as error:
-            raise AdapterLoadError("adapter_unavailable", f"{path}: {error}") from error
+            _log.warning("store_unavailable", path=path, error=reason(error))
+            message = f"the object store did not answer for {path}"
+            raise AdapterLoadError("adapter_unavailable", message) from error
 
     def _trim(self, keep: str) -> None:
         folders = [path for path in self._cache_dir.iterdir() if not path.name.startswith(".")]

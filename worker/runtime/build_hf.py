@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlparse
 
 import structlog
 import torch
@@ -17,13 +16,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from worker.adapters.loader import LoadedAdapter
 from worker.adapters.source import AdapterSource
-from worker.adapters.store import AdapterStore, open_store
+from worker.adapters.store import AdapterStore
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.certification import UnsupportedArchitecture
 from worker.engine.engine import Engine
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.rank_pool import RankPool
+from worker.protocol.object_store import open_store, reason
 from worker.protocol.types import AdapterRef
 from worker.runtime.build import load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
@@ -65,7 +65,7 @@ class BuiltEngine:
 
 def serving_engine(settings: WorkerSettings, folder: Path) -> Engine:
     """Takes its adapters from the object store. Raises ModelUnusable or StoreUnusable."""
-    store = AdapterStore(_open_store(settings.store), settings.cache_dir)
+    store = AdapterStore(_open_store(settings.store, settings.store_seconds), settings.cache_dir)
     return hf_engine(settings, folder, partial(AdapterSource, store)).engine
 
 
@@ -110,16 +110,13 @@ def hf_engine(
     return BuiltEngine(engine, adapters.close)
 
 
-def _open_store(url: str) -> ObjectStore:
+def _open_store(url: str, seconds: float) -> ObjectStore:
     """A local folder that is not there yet is made: the gateway may only come up later."""
     try:
-        if url.startswith("file://"):
-            Path(urlparse(url).path).mkdir(parents=True, exist_ok=True)
-        return open_store(url)
-    except (BaseError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        return open_store(url, seconds)
+    except (BaseError, OSError, ValueError) as error:
         raise StoreUnusable(
-            f"the object store {url} cannot be opened: {reason} (--store, BATTEN_STORE)"
+            f"the object store {url} cannot be opened: {reason(error)} (--store, BATTEN_STORE)"
         ) from error
 
 
