@@ -55,7 +55,21 @@ TYPES = {
     "scale": "fp32",
     "softcap": "fp32",
 }
-TENSORS = {"query", "keys", "values", "sinks", "out", "key", "value", "x", "y", "A", "B"}
+TENSORS = {
+    "query",
+    "keys",
+    "values",
+    "sinks",
+    "out",
+    "key",
+    "value",
+    "x",
+    "y",
+    "A",
+    "A_second",
+    "A_third",
+    "B",
+}
 
 
 def kernels() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
@@ -73,7 +87,9 @@ def kernels() -> Iterator[tuple[str, Any, dict[str, Any], int]]:
     yield "kv_write", kv_write_kernel, {**sizes, "KV_HEADS": 4, "BLOCK_SIZE": 16}, 1
     vocabulary = {"VOCABULARY": 128_256, "BLOCK": sample.BLOCK}
     yield "sample", sample.sample_kernel, vocabulary, sample.WARPS
-    yield "lora shrink", lora.shrink_kernel, lora.shrink_constants(4096), 2
+    for modules in (1, 3):
+        constants = lora.shrink_constants(4096, modules)
+        yield f"lora shrink {modules}", lora.shrink_kernel, constants, 2
     yield "lora expand", lora.expand_kernel, lora.expand_constants(4096, 14336), 4
 
 

@@ -1,14 +1,15 @@
-"""Low-rank updates in two Triton launches over the step's real tiles.
+"""Low-rank updates in Triton launches over the step's real tiles.
 
 Shrink: a program multiplies up to BLOCK_M tokens of one span with up to RANKS of its adapter's
-rows, over one chunk of the input width, into a workspace of its own. Expand: a program sums the
-chunks in order, scales, and adds the product with the same rows of B. Tiles and chunks never
-depend on other spans and nothing is added atomically, so a token's bits depend on its own span
-alone. Base tokens are in no tile.
+rows, over one chunk of the input width, into a workspace of its own; modules that share their
+input share the launch. Expand, once a module: a program sums the chunks in order, scales, and
+adds the product with the same rows of B. Tiles and chunks never depend on other spans and nothing
+is added atomically, so a token's bits depend on its own span alone. Base tokens are in no tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,11 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraSegments, LoraTarget
 from kernels.triton_dot import dot
 
 TOKENS = 16  # BLOCK_M
 RANKS = 16
+MODULES = 3  # most that share a shrink
 CHUNK = 1024  # input columns of one shrink program
 COLUMNS = 128  # output columns of one expand program
 
@@ -36,20 +38,36 @@ class _Tiles:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rows_of(
+    A: tl.tensor,
+    rows: tl.tensor,
+    at: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """[BLOCK_K, RANKS]"""
+    mask = (rows[None, :] >= 0) & (at[:, None] < WIDTH)
+    return tl.load(A + rows[None, :] * WIDTH + at[:, None], mask=mask, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def shrink_kernel(
     x: tl.tensor,
     A: tl.tensor,
+    A_second: tl.tensor,
+    A_third: tl.tensor,
     hidden: tl.tensor,
     tiles: tl.tensor,
     tile_rows: tl.tensor,
     x_stride: tl.tensor,
+    MODULES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     RANKS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Grid [shrink tiles, chunks]. `hidden` float32 [chunks, shrink tiles, BLOCK_M, RANKS]."""
+    """Grid [shrink tiles, chunks]. `hidden` float32 [MODULES, chunks, shrink tiles, BLOCK_M,
+    RANKS]: x is read once for up to three modules that share it."""
     tile = tl.program_id(0)
     chunk = tl.program_id(1)
     lanes = tl.arange(0, BLOCK_M)
@@ -57,7 +75,9 @@ def shrink_kernel(
     tokens = (tl.load(tiles + tile * 2) + lanes).to(tl.int64)
     live = lanes < tl.load(tiles + tile * 2 + 1)
     rows = tl.load(tile_rows + tile * RANKS + ranks).to(tl.int64)
-    sums = tl.zeros([BLOCK_M, RANKS], tl.float32)
+    first = tl.zeros([BLOCK_M, RANKS], tl.float32)
+    second = tl.zeros([BLOCK_M, RANKS], tl.float32)
+    third = tl.zeros([BLOCK_M, RANKS], tl.float32)
     for start in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, WIDTH), BLOCK_K):
         at = start + tl.arange(0, BLOCK_K)
         inputs = tl.load(
@@ -65,14 +85,18 @@ def shrink_kernel(
             mask=live[:, None] & (at[None, :] < WIDTH),
             other=0.0,
         )
-        weights = tl.load(
-            A + rows[None, :] * WIDTH + at[:, None],
-            mask=(rows[None, :] >= 0) & (at[:, None] < WIDTH),
-            other=0.0,
-        )
-        sums += dot(inputs, weights)
-    base = (chunk * tl.num_programs(0) + tile).to(tl.int64) * BLOCK_M * RANKS
-    tl.store(hidden + base + lanes[:, None] * RANKS + ranks[None, :], sums)
+        first += dot(inputs, _rows_of(A, rows, at, WIDTH))
+        if MODULES > 1:
+            second += dot(inputs, _rows_of(A_second, rows, at, WIDTH))
+        if MODULES > 2:
+            third += dot(inputs, _rows_of(A_third, rows, at, WIDTH))
+    size = tl.num_programs(0).to(tl.int64) * BLOCK_M * RANKS
+    to = chunk * size + tile * BLOCK_M * RANKS + lanes[:, None] * RANKS + ranks[None, :]
+    tl.store(hidden + to, first)
+    if MODULES > 1:
+        tl.store(hidden + tl.num_programs(1) * size + to, second)
+    if MODULES > 2:
+        tl.store(hidden + 2 * tl.num_programs(1) * size + to, third)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -128,34 +152,55 @@ def lora(
     x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
+    lora_shared(x, (LoraTarget(y, A, B, scales),), segments)
+
+
+def lora_shared(x: Tensor, targets: Sequence[LoraTarget], segments: LoraSegments) -> None:
+    """See `kernels.lora.lora_shared`."""
     tiles = _tiles(segments, x.device)
     if not len(tiles.shrink):
         return
-    x = x if x.stride(1) == 1 else x.contiguous()
-    width, out = x.shape[1], y.shape[1]
+    for first in range(0, len(targets), MODULES):
+        _launch(x, targets[first : first + MODULES], tiles)
+
+
+def _launch(x: Tensor, targets: Sequence[LoraTarget], tiles: _Tiles) -> None:
+    width = x.shape[1]
     chunks = triton.cdiv(width, CHUNK)
     hidden = torch.empty(
-        chunks, len(tiles.shrink), TOKENS, RANKS, dtype=torch.float32, device=x.device
+        len(targets), chunks, len(tiles.shrink), TOKENS, RANKS, dtype=torch.float32, device=x.device
     )
+    matrices = [target.A for target in targets]
+    matrices += matrices[:1] * (MODULES - len(matrices))
     shrink_kernel[(len(tiles.shrink), chunks)](
-        x, A, hidden, tiles.shrink, tiles.rows, x.stride(0), **shrink_constants(width), num_warps=2
-    )
-    expand_kernel[(len(tiles.expand), triton.cdiv(out, COLUMNS))](
+        x,
+        *matrices,
         hidden,
-        B,
-        scales,
-        y,
-        tiles.expand,
+        tiles.shrink,
         tiles.rows,
-        y.stride(0),
-        hidden.stride(0),
-        **expand_constants(width, out),
-        num_warps=4,
+        x.stride(0),
+        **shrink_constants(width, len(targets)),
+        num_warps=2,
     )
+    for target, products in zip(targets, hidden, strict=True):
+        out = target.y.shape[1]
+        expand_kernel[(len(tiles.expand), triton.cdiv(out, COLUMNS))](
+            products,
+            target.B,
+            target.scales,
+            target.y,
+            tiles.expand,
+            tiles.rows,
+            target.y.stride(0),
+            hidden.stride(1),
+            **expand_constants(width, out),
+            num_warps=4,
+        )
 
 
-def shrink_constants(width: int) -> dict[str, int]:
-    return {"WIDTH": width, "BLOCK_M": TOKENS, "RANKS": RANKS, "BLOCK_K": 64, "CHUNK": CHUNK}
+def shrink_constants(width: int, modules: int = 1) -> dict[str, int]:
+    sizes = {"BLOCK_M": TOKENS, "RANKS": RANKS, "BLOCK_K": 64, "CHUNK": CHUNK}
+    return {"MODULES": modules, "WIDTH": width, **sizes}
 
 
 def expand_constants(width: int, out: int) -> dict[str, int]:

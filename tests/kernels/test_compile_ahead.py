@@ -27,7 +27,7 @@ def test_every_kernel_fits_every_target_without_spilling(tmp_path):
     )
     sys.stdout.write(done.stdout)
     used = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(used) == 13 * len(REGISTERS)
+    assert len(used) == 14 * len(REGISTERS)
     for line in used:
         assert line["registers"] <= REGISTERS[line["target"]], line
         assert line["spills"] == 0, line

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.lora import LoraSegments, reference, triton_kernel
+from kernels.lora import LoraSegments, LoraTarget, reference, triton_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = [(0, 1, 2, 3), (4,), (9, 5, 12), tuple(range(16, 80)), tuple(range(299, 43, -1)), ()]
@@ -90,6 +90,20 @@ def test_a_span_has_the_same_bits_alone_and_in_a_batch():
         assert torch.equal(
             run(x[start:stop], y[start:stop], A, B, scales, one), together[start:stop]
         )
+
+
+@pytest.mark.parametrize("modules", [2, 5])
+def test_modules_that_share_their_input_have_the_bits_they_have_apart(modules):
+    cases = [case(RUNS["mixed"], torch.bfloat16, 90, 20 + 24 * each) for each in range(modules)]
+    x, segments = cases[0][0], cases[0][5]
+    apart = [run(x, *each[1:5], segments) for each in cases]
+    targets = [
+        LoraTarget(y.to(DEVICE, copy=True), A.to(DEVICE), B.to(DEVICE), scales.to(DEVICE))
+        for _, y, A, B, scales, _ in cases
+    ]
+    triton_kernel.lora_shared(x.to(DEVICE), targets, segments)
+    for target, y in zip(targets, apart, strict=True):
+        assert torch.equal(target.y.cpu(), y)
 
 
 def test_nothing_is_launched_for_the_base_model_alone():
