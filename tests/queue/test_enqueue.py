@@ -1,5 +1,7 @@
 """What enters the queue, what stays known, and what leaves it."""
 
+import asyncio
+
 import msgspec
 
 from worker.protocol.types import Capacity
@@ -139,3 +141,20 @@ async def test_an_unreadable_request_is_a_dead_letter_and_no_loop(world, queue, 
     assert await queue.reap() == []
     assert await queue.enqueue([bad]) == ["duplicate"]
     assert await queue.enqueue([later(bad)]) == ["enqueued"]
+
+
+async def test_those_that_wait_for_work_are_told(world, queue, make):
+    idle, busy = world.queue(), world.queue()
+    for one in (idle, busy):
+        await one.arrivals(0)
+    waiting = asyncio.create_task(idle.arrivals(20))
+    request = make()
+    await queue.enqueue([request])
+    assert await waiting
+    assert await busy.arrivals(20)  # though it did not wait at that moment
+    assert not await busy.arrivals(0)
+    (lease,) = await queue.claim("w", ROOMY)
+    await queue.release(lease)
+    assert await busy.arrivals(20)
+    await queue.enqueue([request])  # a duplicate
+    assert not await busy.arrivals(0.01)

@@ -98,7 +98,7 @@ class Bench:
     ) -> AsyncIterator[asyncio.Task[bool]]:
         """`worker` at work; stopped and checked for unexpected errors at the end."""
         rhythm = rhythm or Rhythm(
-            claim_idle=0.01, cancel_wait=0.2, lease=self.settings.lease_seconds
+            claim_idle=0.01, notice_wait=0.2, lease=self.settings.lease_seconds
         )
         task = asyncio.create_task(
             serve(

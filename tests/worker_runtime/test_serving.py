@@ -16,6 +16,7 @@ from worker.protocol.messages import (
     Started,
 )
 from worker.protocol.types import AdapterRef, SamplingParams
+from worker.runtime.loops import Rhythm
 
 Make = Callable[..., GenerateRequest]
 
@@ -189,3 +190,20 @@ async def test_announces_itself_and_retires(bench, until) -> None:
         assert info.limits.context_tokens == 1024
         assert info.free.requests == 256
     assert await bench.directory.workers() == []
+
+
+async def test_an_idle_worker_is_woken_by_what_arrives(bench, make_request: Make) -> None:
+    subscribed, arrivals = asyncio.Event(), bench.queue.arrivals
+
+    async def noticed(timeout: float) -> bool:
+        told = await arrivals(timeout)
+        subscribed.set()
+        return told
+
+    bench.queue.arrivals = noticed
+    rhythm = Rhythm(claim_idle=3600, notice_wait=0.05, lease=bench.settings.lease_seconds)
+    async with bench.running(bench.worker(), rhythm):
+        await subscribed.wait()
+        for name in ("first", "second"):
+            await bench.submit(make_request(name))
+            await bench.expect(Finished, of=name)

@@ -124,6 +124,10 @@ class RequestQueue(Protocol):
         Raises CapacityInvalid. Returns [] while the event stream is longer than its limit.
         """
 
+    async def arrivals(self, timeout: float) -> bool:
+        """Wait until a request has become ready: True, at once if one has since the call before;
+        False after `timeout` seconds. A hint: requests that were passed over tell of nothing."""
+
     async def renew(self, worker: str, leases: Sequence[Lease]) -> Renewal:
         """Extend leases whose token still matches."""
 

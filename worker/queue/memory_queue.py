@@ -34,6 +34,7 @@ class MemoryQueue:
         self._capacities = WorkerCapacities()
         self._notices: list[RequestId] = []
         self._noticed = Signal()
+        self._arrivals = 0
         server.cancel_listeners.add(self._notice)
 
     @property
@@ -192,6 +193,12 @@ class MemoryQueue:
         taken = [one for one in request_ids if one in records and records[one].state == "ready"]
         await self.forget(taken)
         return taken
+
+    async def arrivals(self, timeout: float) -> bool:
+        if self._state.arrivals == self._arrivals:
+            await self._state.arrived.wait(timeout)
+        before, self._arrivals = self._arrivals, self._state.arrivals
+        return self._arrivals != before
 
     async def cancellations(self, timeout: float) -> list[RequestId]:
         if not self._notices:

@@ -15,7 +15,7 @@ from worker.protocol.types import REQUEST_CLASSES, RequestClass, RequestId, Tena
 from worker.queue.base import DeadLetter, WorkerInfo
 from worker.queue.fairness import TokenCounters
 from worker.queue.item import QueuedItem
-from worker.queue.memory_log import Group, Log, TokenLogs
+from worker.queue.memory_log import Group, Log, Signal, TokenLogs
 from worker.queue.waiter import EventWaiter
 
 State = Literal["ready", "leased", "finished", "lost", "dead"]
@@ -49,6 +49,8 @@ class ModelState:
 
     epoch: str
     records: dict[RequestId, Record] = field(default_factory=dict)
+    arrivals: int = 0
+    arrived: Signal = field(default_factory=Signal)
     lines: defaultdict[tuple[RequestClass, TenantId], Line] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -77,6 +79,8 @@ class ModelState:
 
     def add_ready(self, record: Record) -> None:
         item = record.item
+        self.arrivals += 1
+        self.arrived.ring()
         self.counters[item.request_class].wait(item.tenant)
         insort(self.lines[item.request_class, item.tenant], _place(record))
         if item.deadline is not None and item.request_class != "interactive":

@@ -50,10 +50,12 @@ class RedisQueue:
         self._capacities = WorkerCapacities()
         self._unanswered: dict[str, str] = {}
         self._notices = Notices(client, f"{self._prefix}:cancels")
+        self._arrivals = Notices(client, f"{self._prefix}:arrivals")
 
     async def close(self) -> None:
-        """Leave the cancel channel; the client stays open."""
+        """Leave the channels; the client stays open."""
         await self._notices.close()
+        await self._arrivals.close()
 
     async def epoch(self) -> str:
         key = f"{self._prefix}:epoch"
@@ -113,6 +115,9 @@ class RedisQueue:
             await self._scripts.run("bury", ask, payload)
             return None
         return Lease(request, token, worker, float(expiry), int(predicted))
+
+    async def arrivals(self, timeout: float) -> bool:
+        return bool(await self._arrivals.wait(timeout))
 
     async def renew(self, worker: str, leases: Sequence[Lease]) -> Renewal:
         lost: list[RequestId] = []

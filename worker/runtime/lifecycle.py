@@ -72,6 +72,7 @@ def _activities(
     return {
         "outbox": worker.outbox.run(),
         "renew": loops.renew(worker, rhythm),
+        "arrivals": loops.arrivals(worker, rhythm),
         "cancel": loops.cancel(worker, rhythm),
         "announce": loops.announce(worker, rhythm, directory),
         "stats": stats.report(worker),

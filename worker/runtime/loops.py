@@ -19,11 +19,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Seconds between things. An idle worker asks for work every `claim_idle`."""
+    """Seconds between things. A worker asks for work when it is told that there is some, or that
+    it has room, and every `claim_idle`; never sooner than `claim_least` after it began to ask."""
 
-    claim_idle: float = 0.05
+    claim_idle: float = 0.25
     claim_least: float = 0.005
-    cancel_wait: float = 5.0
+    notice_wait: float = 5.0
     announce: float = 3.0
     lease: float = 60.0
 
@@ -47,15 +48,27 @@ async def claim(worker: Worker, rhythm: Rhythm, draining: asyncio.Event) -> None
 
     backoff = Backoff(most=2.0)
     while not draining.is_set():
+        next_at = time.monotonic() + rhythm.claim_least
         try:
             claimed = await _unless_away("claim", once, backoff)
         except EngineStopped:
             return
-        if claimed:
-            await asyncio.sleep(rhythm.claim_least)
-        else:
+        if not claimed:
             await _wait(worker.room, rhythm.claim_idle)
-            await asyncio.sleep(rhythm.claim_least)
+        await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+
+
+async def arrivals(worker: Worker, rhythm: Rhythm) -> None:
+    """Wake the claims when something has become ready."""
+
+    async def once() -> bool:
+        if await worker.queue.arrivals(rhythm.notice_wait):
+            worker.room.set()
+        return True
+
+    backoff = Backoff()
+    while True:
+        await _unless_away("arrivals", once, backoff)
 
 
 async def renew(worker: Worker, rhythm: Rhythm) -> None:
@@ -80,7 +93,7 @@ async def renew(worker: Worker, rhythm: Rhythm) -> None:
 
 async def cancel(worker: Worker, rhythm: Rhythm) -> None:
     async def once() -> bool:
-        worker.cancel(await worker.queue.cancellations(rhythm.cancel_wait))
+        worker.cancel(await worker.queue.cancellations(rhythm.notice_wait))
         return True
 
     backoff = Backoff()

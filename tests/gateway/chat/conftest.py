@@ -61,7 +61,7 @@ async def null_worker(deployment: Any, tiny_model: Any, step_seconds: float) -> 
     stop = StopSwitch()
     context = deployment.context
     worker = Worker("null-worker", engine, context.queues.queue("tiny"))
-    rhythm = Rhythm(claim_idle=0.01, cancel_wait=0.2)
+    rhythm = Rhythm(claim_idle=0.01, notice_wait=0.2)
     running = asyncio.create_task(
         serve(worker, context.queues.directory, stop, rhythm=rhythm, drain_seconds=1.0)
     )

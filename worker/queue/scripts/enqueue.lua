@@ -22,8 +22,13 @@ local function enqueue(meta, payload)
   return 'enqueued'
 end
 
-local outcomes = {}
+local outcomes, arrived = {}, false
 for i = 2, #ARGV, 2 do
-  outcomes[#outcomes + 1] = enqueue(ARGV[i], ARGV[i + 1])
+  local outcome = enqueue(ARGV[i], ARGV[i + 1])
+  outcomes[#outcomes + 1] = outcome
+  arrived = arrived or outcome == 'enqueued'
+end
+if arrived then
+  redis.call('PUBLISH', key('arrivals'), '')
 end
 return outcomes

@@ -14,4 +14,5 @@ end
 charge(item.class, item.tenant, -item.charge)
 add_ready(item)
 remove_lease(item, 0)
+redis.call('PUBLISH', key('arrivals'), '')
 return 1
