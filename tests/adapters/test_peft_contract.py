@@ -57,7 +57,6 @@ def test_what_peft_saves_is_parsed(tmp_path):
         ("monteclora_config", {"x": 1}),
         ("peft_type", "IA3"),
         ("peft_type", None),
-        ("ensure_weight_tying", True),
         ("invented_by_a_later_release", 3),
         ("target_modules", "(a+)+b"),
         ("target_modules", "(a|a)*b"),
@@ -151,6 +150,7 @@ def test_an_invocation_outside_of_the_vocabulary_is_refused():
 def test_unused_and_harmless_fields_are_accepted():
     config = parse(
         use_dora=False,
+        corda_config={"corda_method": "ipm"},
         modules_to_save=None,
         lora_dropout=0.1,
         loftq_config={},
@@ -278,6 +278,88 @@ def test_a_wrong_adapter_is_refused_by_name(weights, fields, code):
     problems = check(weights, **fields)
     assert code in codes(problems)
     assert all(problem.name and problem.message for problem in problems)
+
+
+HIDDEN, VOCABULARY = 12, 30
+TIED = {
+    **SHAPES,
+    "model.embed_tokens": (VOCABULARY, HIDDEN),
+    "lm_head": (VOCABULARY, HIDDEN),
+    "lm_head.tied": (),
+}
+EMBED, HEAD = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
+ROWS = {f"{EMBED}.token_adapter.trainable_tokens_delta": torch.ones(2, HIDDEN)}
+HEAD_LORA = {
+    f"{HEAD}.lora_A.weight": torch.ones(4, HIDDEN),
+    f"{HEAD}.lora_B.weight": torch.ones(VOCABULARY, 4),
+}
+EMBED_LORA = {
+    f"{EMBED}.lora_embedding_A": torch.ones(4, VOCABULARY),
+    f"{EMBED}.lora_embedding_B": torch.ones(HIDDEN, 4),
+}
+HEAD_WEIGHT = {f"{HEAD}.weight": torch.ones(VOCABULARY, HIDDEN)}
+HEAD_ROWS = {f"{HEAD}.token_adapter.trainable_tokens_delta": torch.ones(1, HIDDEN)}
+BOTH, ALSO = {"target_modules": ["lm_head", "embed_tokens"]}, {"trainable_token_indices": [3, 5]}
+
+
+@pytest.mark.parametrize(
+    ("weights", "fields", "tied", "code"),
+    [
+        (ROWS | HEAD_LORA, BOTH | ALSO, True, None),
+        (ROWS | HEAD_WEIGHT, ALSO | {"modules_to_save": ["lm_head"]}, False, None),
+        (ROWS | HEAD_WEIGHT, ALSO | {"modules_to_save": ["lm_head"]}, True, "unsupported_tensor"),
+        (ROWS | EMBED_LORA, BOTH | ALSO, False, "unsupported_tensor"),
+        (
+            HEAD_LORA | HEAD_WEIGHT,
+            BOTH | {"modules_to_save": ["head"]},
+            False,
+            "unsupported_tensor",
+        ),
+        (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [29]}}, True, None),
+        (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [30]}}, True, "unsupported_tensor"),
+        (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [1, 2]}}, True, "shape_mismatch"),
+        (EMBED_LORA | HEAD_LORA, {"target_modules": ["embed_tokens"]}, True, "untargeted_module"),
+        (
+            EMBED_LORA | HEAD_LORA,
+            {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+            True,
+            None,
+        ),
+        (
+            EMBED_LORA | HEAD_LORA,
+            {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+            False,
+            "untargeted_module",
+        ),
+        (
+            EMBED_LORA,
+            {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+            True,
+            "incomplete_module",
+        ),
+    ],
+)
+def test_tables_of_tokens_are_changed_as_peft_can(weights, fields, tied, code):
+    config = parse(**{"target_modules": ["q_proj", "v_proj"], **fields})
+    shapes = TIED if tied else {name: TIED[name] for name in TIED if name != "lm_head.tied"}
+    weights = tensors() | weights if "target_modules" not in fields else weights
+    found = codes(peft.validate(config, peft.parse_header(save(weights)), shapes))
+    assert found == [] if code is None else f"adapter_{code}" in found
+
+
+def test_a_head_with_a_bias_has_no_trained_rows():
+    config = parse(trainable_token_indices=[3, 5])
+    header = peft.parse_header(save(tensors() | ROWS))
+    assert peft.validate(config, header, TIED) == []
+    assert peft.validate(config, header, TIED | {"lm_head.bias": (VOCABULARY,)})
+
+
+def test_all_that_lies_in_a_saved_module_is_saved():
+    config = parse(modules_to_save=["mlp", "norm"])
+    assert config.saves("model.layers.0.mlp.down_proj")
+    assert config.saves("model.layers.0.input_layernorm")
+    assert not config.saves("model.layers.0.self_attn.q_proj")
+    assert not parse().saves("model.norm")
 
 
 def test_every_problem_is_listed():

@@ -64,7 +64,7 @@ def adapters(base, parent, router):
 def test_a_mixed_batch_equals_peft(model_type, router, tmp_path):
     base = save_tiny_model(tmp_path / "base", model_type)
     folders = adapters(base, tmp_path, router)
-    runner, driver = serve(base, folders, 64, num_blocks=300, block_size=4)
+    runner, driver = serve(base, folders, 64, num_blocks=900, block_size=4)
     refs = [None, *folders, None]
     items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
     whole = ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
@@ -109,7 +109,7 @@ def test_their_memory_is_counted(mixture):
     widths = (64 + 64) + (32 + 64)  # of gate_up_proj and down_proj
     assert pool.extra_bytes(both) == 3 * 4 * widths * 8 * 4
     router = load_adapter(folders[AdapterRef("router", 4)], model.lora_shapes)
-    assert pool.extra_bytes(router) == 3 * 4 * 64 * 4
+    assert pool.extra_bytes(router) == 3 * 4 * (64 + 1) * 4
     assert (
         pool.extra_bytes(load_adapter(folders[AdapterRef("attention", 4)], model.lora_shapes)) == 0
     )

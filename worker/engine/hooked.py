@@ -12,17 +12,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from worker.engine.adapter_extras import (
-    Effects,
-    EmbeddingLora,
     ExtraTensors,
-    HeadLora,
     LoraWeights,
     ModuleExtras,
     base_weight,
     effects_of,
-    scaled,
 )
 from worker.engine.attention import current_context
+from worker.engine.effects import Effects, EmbeddingLora, HeadLora, scaled
 from worker.engine.expert_lora import hook_experts
 from worker.engine.load_probe import Probed, inputs, low_rank
 from worker.engine.lora import is_linear
@@ -41,10 +38,12 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 class HookedModule:
-    """Embeddings, norms, and the output head, which runs on sampled rows only (`is_head`)."""
+    """Embeddings, norms, and the output head, which runs on sampled rows only (`is_head`) and
+    may share the weight of the input embeddings (`is_tied`)."""
 
-    def __init__(self, module: nn.Module, *, is_head: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, is_head: bool = False, is_tied: bool = False) -> None:
         self.module = module
+        self._is_tied = is_tied
         self._twin = twin(module)
         self._effects = Effects()
         self._is_head = is_head
@@ -52,9 +51,8 @@ class HookedModule:
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        bias = getattr(self.module, "bias", None)
-        shapes = {"": tuple(base_weight(self.module).shape)}
-        return shapes | ({".bias": tuple(bias.shape)} if isinstance(bias, Tensor) else {})
+        shapes = _shapes(self.module)
+        return {**shapes, ".tied": ()} if self._is_tied else shapes
 
     def held(self, lora: LoraWeights | None, host: ExtraTensors | None) -> int:
         tensors = {} if host is None else host.tensors
@@ -98,49 +96,63 @@ class HookedModule:
 
 
 class HookedRouter:
-    """A module that chooses experts by a matrix of its own, [experts, hidden], which an adapter
-    replaces for its tokens by the sum with its update. It gives one or several tensors."""
+    """A module that chooses experts by a matrix of its own, [experts, hidden], and a bias maybe,
+    which an adapter replaces for its tokens by its own or by the sum with its update. It gives
+    one or several tensors."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._twin = twin(module)
-        self._weights: dict[int, Tensor] = {}
+        self._parameters: dict[int, dict[str, Tensor]] = {}
         module.register_forward_hook(self._after)
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        return {"": tuple(base_weight(self.module).shape)}
+        return _shapes(self.module)
 
     def held(self, lora: LoraWeights | None, host: ExtraTensors | None) -> int:
-        return base_weight(self.module).numel()
+        experts, hidden = base_weight(self.module).shape
+        return int(experts * (hidden + 1))
 
     def put(self, row: int, extras: ModuleExtras) -> None:
-        assert extras.A is not None
-        assert extras.B is not None
-        self._weights[row] = base_weight(self.module) + extras.scale * (extras.B @ extras.A)
+        weight = base_weight(self.module) if extras.weight is None else extras.weight
+        if extras.A is not None and extras.B is not None:
+            weight = weight + extras.scale * (extras.B @ extras.A)
+        parameters = {"weight": weight}
+        if extras.bias is not None:
+            parameters["bias"] = extras.bias
+        self._parameters[row] = parameters
 
     def drop(self, row: int) -> None:
-        self._weights.pop(row, None)
+        self._parameters.pop(row, None)
 
     def _after(self, module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         segments = current_context().lora
-        if segments is None or not self._weights:
+        if segments is None or not self._parameters:
             return
         (hidden,) = inputs
         for start, stop, rows in segments.spans:
-            weight = self._weights.get(rows[0])
-            if weight is not None:
+            parameters = self._parameters.get(rows[0])
+            if parameters is not None:
                 part = hidden.narrow(-2, start, stop - start)
-                result = functional_call(self._twin, {"weight": weight}, (part,))
+                result = functional_call(self._twin, parameters, (part,))
                 for target, value in zip(_tensors(output), _tensors(result), strict=True):
                     target.narrow(-2, start, stop - start).copy_(value)
 
     def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed:
-        assert lora is not None
-        weight, base = self._weights[row], base_weight(self.module)
-        x = inputs(weight.shape[1], weight.dtype, weight.device)
+        kept = list(self._parameters[row].values())
+        if lora is None:
+            return Probed(kept)
+        base = base_weight(self.module)
+        x = inputs(base.shape[1], base.dtype, base.device)
         expected = F.linear(x.float(), base.float()) + low_rank(x, lora)
-        return Probed([weight], F.linear(x, weight), expected, float(x.norm()))
+        return Probed(kept, F.linear(x, kept[0]), expected, float(x.norm()))
+
+
+def _shapes(module: nn.Module) -> dict[str, Shape]:
+    bias = getattr(module, "bias", None)
+    shapes = {"": tuple(base_weight(module).shape)}
+    return shapes | ({".bias": tuple(bias.shape)} if isinstance(bias, Tensor) else {})
 
 
 def _tensors(output: object) -> Iterator[Tensor]:
@@ -155,11 +167,13 @@ def hook_others(model: nn.Module) -> dict[str, OtherTarget]:
     """The output head, the embeddings, the norms over the hidden size, and the routers and
     fused weights of experts, by their own names."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    hidden = model.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
+    table = model.get_input_embeddings().weight  # type: ignore[operator]
+    hidden = table.shape[-1]
     targets: dict[str, OtherTarget] = {}
     for name, module in model.named_modules():
         if module is head or isinstance(module, nn.Embedding) or _is_norm(module, hidden):
-            targets[name] = HookedModule(module, is_head=module is head)
+            is_tied = module is head and head.weight is table
+            targets[name] = HookedModule(module, is_head=module is head, is_tied=is_tied)
         elif _is_router(module, hidden):
             targets[name] = HookedRouter(module)
     return targets | hook_experts(model)

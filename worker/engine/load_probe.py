@@ -107,8 +107,12 @@ def _merged(
     linear: LoraLinear, weights: LoraWeights | None, tensors: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor | None]:
     """float32 weight and bias of the first OUTPUTS outputs."""
-    weight = base_weight(linear.base_layer)[:OUTPUTS].float()
+    weight = base_weight(linear.base_layer)
     device = weight.device
+    if "weight" in tensors:
+        saved = tensors["weight"].t() if weight.shape != linear.weight.shape else tensors["weight"]
+        weight = saved.to(device)
+    weight = weight[:OUTPUTS].float()
     bias = None if linear.bias is None else linear.bias[:OUTPUTS].float()
     if "bias" in tensors:
         bias = tensors["bias"][:OUTPUTS].to(device, torch.float32)

@@ -10,13 +10,13 @@ from transformers.pytorch_utils import Conv1D
 
 from kernels.lora import LoraSegments, lora
 from worker.engine.adapter_extras import (
-    Effects,
     ExtraTensors,
     LoraWeights,
     ModuleExtras,
     effects_of,
 )
 from worker.engine.attention import current_context
+from worker.engine.effects import Effects
 
 
 class LoraLinear(nn.Module):
@@ -74,9 +74,11 @@ class LoraLinear(nn.Module):
             self.scales[used] = weights.scale
 
     def held(self, lora: LoraWeights | None, host: ExtraTensors | None) -> int:
-        """A bias, or with DoRA's gain those before and after it."""
+        """A weight, a bias, or with DoRA's gain those before and after it."""
         if host is None:
             return 0
+        if "weight" in host.tensors:
+            return (self.in_features + 1) * self.out_features
         return self.out_features * (3 if "magnitude" in host.tensors else 1)
 
     def put(self, row: int, extras: ModuleExtras) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,16 @@ from worker.engine.adapter_extras import ExtraTensors, LoraWeights, ModuleExtras
 from worker.engine.load_probe import Probed, check, probe_merged, probe_update
 from worker.engine.lora import LoraLinear
 from worker.protocol.errors import AdapterLoadError
+
+Change = tuple[LoraWeights | None, ExtraTensors | None]
+
+
+class TiedTensors(NamedTuple):
+    """Implements ExtraTensors."""
+
+    tensors: Mapping[str, Tensor]
+    scale: float = 1.0
+    nbytes: int = 0
 
 
 class LoadedAdapter(Protocol):
@@ -72,6 +82,7 @@ class RankPool:
         self.rank = rank
         self._modules = modules
         self._others = others or {}
+        self._tied = _tied(self._others)
         self._dtype, self._device = dtype, device
         for module in modules.values():
             module.attach(rank, dtype, device)
@@ -85,10 +96,9 @@ class RankPool:
     def extra_bytes(self, adapter: LoadedAdapter) -> int:
         """Device memory that `adapter` takes besides its rows."""
         targets: dict[str, Target] = {**self._others, **self._modules}
-        values = 0
-        for name in (adapter.modules.keys() | adapter.extras.keys()) & targets.keys():
-            values += targets[name].held(adapter.modules.get(name), adapter.extras.get(name))
-        return values * self._dtype.itemsize
+        changes = self._changes(adapter)
+        held = [targets[name].held(*change) for name, change in changes.items() if name in targets]
+        return sum(held) * self._dtype.itemsize
 
     @torch.inference_mode()
     def write(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
@@ -97,17 +107,17 @@ class RankPool:
         Raises AdapterLoadError when the model has no module of a name that the adapter changes,
         and when a copy of a base weight that the file holds is not the base's.
         """
-        changed = adapter.modules.keys() | adapter.extras.keys()
-        unknown = changed - self._modules.keys() - self._others.keys()
+        changes = self._changes(adapter)
+        unknown = changes.keys() - self._modules.keys() - self._others.keys()
         if unknown:
             message = f"{sorted(unknown)[0]}: the model has no such module"
             raise AdapterLoadError("adapter_invalid", message)
         self.release(rows)
         for name, module in self._modules.items():
             module.write(list(rows), adapter.modules.get(name))
-        for name in changed:
-            if name in adapter.extras or name not in self._modules:
-                self._put(name, rows[0], adapter)
+        for name, (weights, host) in changes.items():
+            if host is not None or name not in self._modules:
+                self._put(name, rows[0], weights, host)
 
     @torch.inference_mode()
     def probe(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
@@ -119,8 +129,7 @@ class RankPool:
 
     def _probed(self, rows: Sequence[int], adapter: LoadedAdapter) -> Iterator[tuple[str, Probed]]:
         kinds: set[tuple[str, ...]] = set()
-        for name in sorted(adapter.modules.keys() | adapter.extras.keys()):
-            weights, host = adapter.modules.get(name), adapter.extras.get(name)
+        for name, (weights, host) in sorted(self._changes(adapter).items()):
             linear = self._modules.get(name)
             if linear is None:
                 yield name, self._others[name].probe(rows[0], weights, host)
@@ -138,24 +147,38 @@ class RankPool:
         for target in [*self._modules.values(), *self._others.values()]:
             target.drop(rows[0])
 
-    def _put(self, name: str, row: int, adapter: LoadedAdapter) -> None:
+    def _changes(self, adapter: LoadedAdapter) -> dict[str, Change]:
+        """By module. Trained token rows of an embedding count in an output head that shares its
+        weight and has none of its own."""
+        names = adapter.modules.keys() | adapter.extras.keys()
+        changes = {name: (adapter.modules.get(name), adapter.extras.get(name)) for name in names}
+        for head, table in self._tied.items():
+            rows, host = adapter.extras.get(table), adapter.extras.get(head)
+            if rows is None or "token_rows" not in rows.tensors:
+                continue
+            own = {} if host is None else host.tensors
+            shared = {name: rows.tensors[name] for name in ("token_ids", "token_rows")}
+            changes[head] = adapter.modules.get(head), TiedTensors({**shared, **own})
+        return changes
+
+    def _put(
+        self, name: str, row: int, weights: LoraWeights | None, host: ExtraTensors | None
+    ) -> None:
         target: Target = self._modules.get(name) or self._others[name]
-        host = adapter.extras.get(name)
         copy = None if host is None else host.tensors.get("base_copy")
         if copy is not None and not _same(copy.to(self._device), target.module):
             message = f"{name}: the file's base_layer.weight is not the base model's"
             raise AdapterLoadError("adapter_invalid", message)
-        extras = ModuleExtras.on(self._device, self._dtype, host, adapter.modules.get(name))
-        target.put(row, extras)
-        self._tie(target, row, extras)
+        target.put(row, ModuleExtras.on(self._device, self._dtype, host, weights))
 
-    def _tie(self, source: Target, row: int, extras: ModuleExtras) -> None:
-        """Trained token rows of an embedding count in an output head that shares its weight."""
-        if extras.token_rows is None:
-            return
-        for other in self._others.values():
-            if other is not source and other.module.weight is source.module.weight:
-                other.put(row, extras)
+
+def _tied(others: Mapping[str, Target]) -> dict[str, str]:
+    """Output heads that share an embedding's weight, with its name."""
+    tables = {
+        id(t.module.weight): n for n, t in others.items() if isinstance(t.module, nn.Embedding)
+    }
+    heads = {name: target.module for name, target in others.items() if ".tied" in target.shapes}
+    return {name: tables[id(module.weight)] for name, module in heads.items()}
 
 
 def _same(copy: Tensor, module: nn.Module) -> bool:

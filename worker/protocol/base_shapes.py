@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from worker.protocol.peft_modules import is_embedding
+from worker.protocol.peft_tables import is_embedding
 from worker.protocol.safetensors_header import read_header
 
 Shape = tuple[int, ...]
@@ -98,7 +98,7 @@ def _add_tied_head(shapes: dict[str, Shape]) -> None:
         if name.endswith(("embed_tokens", "wte")) and len(shape) == 2
     ]
     if "lm_head" not in shapes and tables:
-        shapes["lm_head"] = tables[0]
+        shapes["lm_head"], shapes["lm_head.tied"] = tables[0], ()
 
 
 def _tensors(model_dir: Path) -> Iterator[tuple[str, Shape]]:

@@ -23,14 +23,9 @@ from worker.protocol.peft_content import (
     split_key,
 )
 from worker.protocol.peft_fields import parse_config
-from worker.protocol.peft_modules import (
-    HEADS,
-    Shapes,
-    check_invocation,
-    check_module,
-    refuse_tensor,
-)
+from worker.protocol.peft_modules import check_invocation, check_module, refuse_tensor
 from worker.protocol.peft_options import AdapterConfigError
+from worker.protocol.peft_tables import Shapes, check_tying
 from worker.protocol.safetensors_header import (
     SafetensorsError,
     SafetensorsHeader,
@@ -41,7 +36,6 @@ from worker.protocol.safetensors_header import (
 
 __all__ = [
     "CONFIG_FILE",
-    "HEADS",
     "MAX_BYTES",
     "PREFIX",
     "WEIGHTS_FILE",
@@ -76,7 +70,8 @@ def validate(
     """Everything that is wrong with an adapter for the base model of `shapes`.
 
     `shapes` holds weights by module name (linear ones as out, in), experts' fused weights (as
-    experts, out, in) and biases by their own.
+    experts, out, in), weights stored as (in, out) and biases by their own, and "<head>.tied" of
+    an output head that shares the embedding's weight.
 
     Codes: adapter_invalid_config, adapter_too_large, adapter_unknown_tensor,
     adapter_unsupported_tensor, adapter_incomplete_module, adapter_wrong_dtype,
@@ -96,7 +91,9 @@ def validate(
             problems.append(Problem("adapter_wrong_dtype", key, message))
     if not adapter_modules(config, header) and not problems:
         problems.append(Problem("adapter_unmatched_modules", WEIGHTS_FILE, "no LoRA tensor at all"))
-    for module, keys in adapter_parts(config, header).items():
+    modules = adapter_parts(config, header)
+    problems += check_tying(config, modules, shapes)
+    for module, keys in modules.items():
         parts = {part: header.tensors[key].shape for part, key in keys.items()}
         problems += check_module(config, module, parts, shapes)
     return problems

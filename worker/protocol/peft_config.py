@@ -34,13 +34,17 @@ class PeftConfig:
     trainable_tokens: tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...] = ()
     invocation: tuple[int, ...] = ()
     target_parameters: tuple[str, ...] = ()
+    ensure_weight_tying: bool = False
 
     def saves(self, module: str) -> bool:
-        """PEFT compares the ends of names, without a dot between."""
-        return any(module.endswith(name) for name in self.modules_to_save)
+        """PEFT compares the ends of names, without a dot between; all that lies in a module that
+        matches is saved."""
+        parts = module.split(".")
+        around = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return any(each.endswith(self.modules_to_save) for each in around)
 
     def token_ids(self, module: str) -> tuple[int, ...]:
-        """Trained rows of the embedding `module`; a plain list is about the input embedding."""
+        """Trained rows of `module`; a plain list is about the input embedding."""
         for item in self.trainable_tokens:
             if isinstance(item, int):
                 return tuple(token for token in self.trainable_tokens if isinstance(token, int))

@@ -46,6 +46,7 @@ def parse_config(data: bytes | str) -> PeftConfig:
         modules_to_save=_names(fields, "modules_to_save"),
         trainable_tokens=_trainable_tokens(fields),
         target_parameters=_names(fields, "target_parameters"),
+        ensure_weight_tying=_flag(fields, "ensure_weight_tying"),
         invocation=_token_ids(fields, "alora_invocation_tokens"),
     )
 

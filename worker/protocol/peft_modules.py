@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from worker.protocol.peft_config import PeftConfig
 from worker.protocol.peft_content import PREFIX, Problem
-
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
-HEADS = frozenset({"lm_head", "embed_out", "output"})
+from worker.protocol.peft_tables import (
+    Shape,
+    Shapes,
+    check_table,
+    is_embedding,
+    is_table,
+    tied_tables,
+)
 
 
 def refuse_tensor(key: str) -> Problem:
@@ -22,14 +26,9 @@ def refuse_tensor(key: str) -> Problem:
     return Problem("adapter_unknown_tensor", key, "not a LoRA tensor of this model")
 
 
-def is_embedding(module: str) -> bool:
-    name = module.rpartition(".")[2]
-    return name not in HEADS and ("embed" in name or name in {"wte", "wpe"})
-
-
 def check_invocation(config: PeftConfig, shapes: Shapes) -> Iterator[Problem]:
     """Tokens that the vocabulary lacks never occur: the adapter would never apply."""
-    tables = [shape[0] for name, shape in shapes.items() if len(shape) == 2 and _is_table(name)]
+    tables = [shape[0] for name, shape in shapes.items() if len(shape) == 2 and is_table(name)]
     largest = max(config.invocation, default=0)
     if tables and largest >= max(tables):
         name, message = "alora_invocation_tokens", f"{largest} is no token of the base model"
@@ -53,6 +52,7 @@ def check_module(
         return
     yield from _check_lora(config, module, parts, shapes, base)
     yield from _check_combination(config, module, parts)
+    yield from check_table(config, module, parts, shapes)
     yield from _check_sizes(config, module, parts, shapes, base)
 
 
@@ -95,11 +95,21 @@ def _check_lora(
         suffix = "" if "embedding" in missing else ".weight"
         yield Problem("adapter_incomplete_module", module, f"lora_{missing}{suffix} is missing")
     if len(present) == 2:
-        if not config.targets(module):
+        if not _targets(config, module, shapes):
             message = "target_modules doesn't name it: PEFT would ignore its tensors"
             yield Problem("adapter_untargeted_module", module, message)
         wanted = base[::-1] if is_embedding(module) else base
         yield from _check_shapes(module, config.rank(module), wanted, *(parts[n] for n in names))
+
+
+def _targets(config: PeftConfig, module: str, shapes: Shapes) -> bool:
+    tied = tied_tables(module, shapes) if config.ensure_weight_tying else []
+    return any(config.targets(name) for name in [module, *tied])
+
+
+def _saves(config: PeftConfig, module: str, shapes: Shapes) -> bool:
+    tied = tied_tables(module, shapes) if config.ensure_weight_tying else []
+    return any(config.saves(name) for name in [module, *tied])
 
 
 def _check_shapes(module: str, rank: int, base: Shape, a: Shape, b: Shape) -> Iterator[Problem]:
@@ -119,12 +129,7 @@ def _check_combination(
 ) -> Iterator[Problem]:
     """Tensors that PEFT writes only under an option, and options that don't go together here."""
     has_lora = bool(parts.keys() & {"A", "embedding_A"})
-    if config.invocation and "embedding_A" in parts:
-        message = "PEFT computes no alora_invocation_tokens with LoRA of embeddings"
-        yield Problem("adapter_unsupported_tensor", module, message)
-    if has_lora and config.use_dora and is_embedding(module):
-        yield Problem("adapter_unsupported_tensor", module, "DoRA on embeddings is not supported")
-    elif has_lora and config.use_dora != ("magnitude" in parts):
+    if has_lora and config.use_dora != ("magnitude" in parts):
         message = "use_dora and its lora_magnitude_vector don't agree"
         yield Problem("adapter_incomplete_module", module, message)
     if "A" in parts and config.lora_bias != ("lora_bias" in parts):
@@ -132,39 +137,24 @@ def _check_combination(
         yield Problem("adapter_incomplete_module", module, message)
     if not has_lora and parts.keys() & {"magnitude", "lora_bias", "base_copy"}:
         yield Problem("adapter_incomplete_module", module, "its LoRA matrices are missing")
-    changes = [
-        has_lora,
-        "weight" in parts,
-        "token_rows" in parts or _has_tied_rows(config, module, parts),
-    ]
-    if sum(changes) > 1:
-        message = "more than one of LoRA, modules_to_save and trainable_token_indices"
-        yield Problem("adapter_unsupported_tensor", module, message)
-
-
-def _has_tied_rows(config: PeftConfig, module: str, parts: Mapping[str, Shape]) -> bool:
-    """Heads may share the embedding's trained rows: PEFT's outcome then depends on the order."""
-    return module.rpartition(".")[2] in HEADS and bool(config.trainable_tokens)
 
 
 def _check_sizes(
     config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes, base: Shape
 ) -> Iterator[Problem]:
-    if "weight" in parts and not config.saves(module):
+    saved = _saves(config, module, shapes)
+    if "weight" in parts and not saved:
         yield Problem("adapter_unknown_tensor", module, "modules_to_save doesn't name it")
-    elif "weight" in parts and len(base) == 2 and not _is_table(module):
-        message = "modules_to_save of an inner linear layer is not supported"
-        yield Problem("adapter_unsupported_tensor", module, message)
-    if "bias" in parts and config.bias == "none" and not config.saves(module):
+    if "bias" in parts and config.bias == "none" and not saved:
         yield Problem("adapter_unknown_tensor", module, "its bias is not one that PEFT would save")
     ids = config.token_ids(module)
-    if "token_rows" in parts and (not is_embedding(module) or not ids or max(ids) >= base[0]):
+    if "token_rows" in parts and (not is_table(module) or not ids or max(ids) >= base[0]):
         message = "trainable_token_indices doesn't fit it"
         yield Problem("adapter_unsupported_tensor", module, message)
     expected: dict[str, Shape | None] = {
-        "magnitude": base[:1],
+        "magnitude": base[-1:] if is_embedding(module) else base[:1],
         "lora_bias": base[:1],
-        "weight": base,
+        "weight": shapes.get(f"{module}.weight", base),
         "base_copy": base,
         "bias": _base_shape(f"{module}.bias", shapes),
         "token_rows": (len(ids), base[-1]),
@@ -174,10 +164,6 @@ def _check_sizes(
             wanted = expected[part]
             message = f"{part} {list(shape)}, the base model has {list(wanted) if wanted else None}"
             yield Problem("adapter_shape_mismatch", module, message)
-
-
-def _is_table(module: str) -> bool:
-    return is_embedding(module) or module.rpartition(".")[2] in HEADS
 
 
 def _base_shape(module: str, shapes: Shapes) -> Shape | None:

@@ -34,8 +34,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_bdlora": (None,),
     "kasa_config": (None,),
     "monteclora_config": (None,),
-    "corda_config": (None,),
-    "ensure_weight_tying": (None, False),
 }
 # Options that don't go together, and why.
 _NO_SUCH = "PEFT computes no such adapter"
@@ -48,6 +46,7 @@ _CLASHES: dict[str, dict[str, str]] = {
         "modules_to_save": _EVERYWHERE,
         "trainable_token_indices": _EVERYWHERE,
     },
+    "use_dora": {"lora_bias": _NO_SUCH},
     "target_parameters": {
         "use_dora": _NO_SUCH,
         "lora_bias": _NO_SUCH,
@@ -62,6 +61,7 @@ _NO_EFFECT = frozenset(
     {
         "auto_mapping",
         "base_model_class",
+        "corda_config",
         "eva_config",
         "fan_in_fan_out",
         "inference_mode",
@@ -85,6 +85,7 @@ _READ = frozenset(
         "alpha_pattern",
         "bias",
         "base_model_name_or_path",
+        "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
         "layers_pattern",

@@ -1,0 +1,154 @@
+"""What adapters do to the outputs of a module, besides the rows of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from kernels.lora import LoraSegments
+
+Effect = Callable[[nn.Module, Tensor, Tensor], Tensor]  # module, x, y -> y, of one adapter's tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """`(y + before) * gain + after`, each [out]: DoRA's norm and the biases."""
+
+    before: Tensor
+    gain: Tensor | None
+    after: Tensor | None
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        y = y + self.before
+        if self.gain is not None:
+            y = y * self.gain
+        return y if self.after is None else y + self.after
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadLora:
+    A: Tensor  # [rank, in]
+    B: Tensor  # [out, rank]
+    scale: float
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return y + (x @ self.A.t() * self.scale) @ self.B.t()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingLora:
+    A: Tensor  # [vocabulary, rank]
+    B: Tensor  # [hidden, rank]
+    scale: float
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return y + scaled(module, (self.A[x] @ self.B.t()) * self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced:
+    parameters: dict[str, Tensor]
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        result: Tensor = functional_call(module, self.parameters, (x,))
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplacedLinear:
+    weight: Tensor  # as the module stores it
+    bias: Tensor | None
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        weight = self.weight.t() if isinstance(module, Conv1D) else self.weight
+        return F.linear(x, weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gain:
+    """DoRA's norm of an embedding."""
+
+    gain: Tensor  # [hidden]
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return y * self.gain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows:
+    """Rows of an embedding, in place of the base's."""
+
+    slots: Tensor  # int32 [vocabulary]: row of `rows`, or -1
+    rows: Tensor  # [rows, hidden]
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        slots = self.slots[x]
+        rows = scaled(module, self.rows[slots.clamp(min=0)])
+        return torch.where((slots >= 0)[..., None], rows, y)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadTokenRows:
+    """Rows of an output head's weight, its own or those of the embedding that it shares."""
+
+    ids: Tensor  # int64 [rows]
+    rows: Tensor  # [rows, hidden]
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return y.index_copy(-1, self.ids, x @ self.rows.t())
+
+
+class Effects:
+    """One module's effects, by the first pool row of the adapter that they belong to."""
+
+    def __init__(self) -> None:
+        self._effects: dict[int, tuple[Effect, ...]] = {}
+
+    def put(self, row: int, effects: tuple[Effect, ...]) -> None:
+        self._effects[row] = effects
+
+    def drop(self, row: int) -> None:
+        self._effects.pop(row, None)
+
+    def of(self, row: int) -> tuple[Effect, ...]:
+        return self._effects.get(row, ())
+
+    def kept(self, row: int) -> list[Tensor]:
+        """All tensors of a row's effects."""
+        values = [value for effect in self.of(row) for value in _values(effect)]
+        nested = [each for value in values if isinstance(value, dict) for each in value.values()]
+        return [value for value in [*values, *nested] if isinstance(value, Tensor)]
+
+    def apply(self, module: nn.Module, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
+        """Change `y` in place. `x` and `y` are [tokens, ...] or [1, tokens, ...]."""
+        if not self._effects:
+            return
+        dim = 1 if y.ndim > 2 else 0
+        for start, stop, rows in segments.spans:
+            effects = self._effects.get(rows[0])
+            if effects is None:
+                continue
+            if y.shape[dim] != segments.num_tokens:
+                raise RuntimeError(f"{y.shape[dim]} rows, the step has {segments.num_tokens}")
+            inputs, target = (tensor.narrow(dim, start, stop - start) for tensor in (x, y))
+            result = target
+            for effect in effects:
+                result = effect(module, inputs, result)
+            target.copy_(result)
+
+
+def _values(effect: Any) -> list[Any]:
+    return [getattr(effect, field.name) for field in fields(effect)]
+
+
+def scaled(module: nn.Module, rows: Tensor) -> Tensor:
+    """Rows of an embedding as the module gives them: some scale theirs (Gemma)."""
+    factor: Tensor | None = getattr(module, "embed_scale", None)
+    return rows if factor is None else rows * factor
