@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 import httpx
@@ -10,6 +11,7 @@ from gateway.errors import BadRequest
 from gateway.webhooks.addresses import Address, is_public
 
 MAX_CHARS = 2048
+_NAME = re.compile(r"[a-z0-9._-]+")
 
 
 def check_url(url: str, param: str, allow_private: bool) -> str:
@@ -44,13 +46,15 @@ def _problem(url: str, allow_private: bool) -> str | None:
         return "this is not a URL"
     if parsed.scheme != "https" and not (allow_private and parsed.scheme == "http"):
         return "a URL must begin with https://"
-    if not host or parsed.port == 0:
-        return "the URL names no host, or port 0"
+    address = literal_address(host)
+    if address is None and not _NAME.fullmatch(host):
+        return "the URL names no host"
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        return "the URL's port is not one"
     if parsed.userinfo:
         return "a URL must not hold a user name or password"
     if parsed.fragment:
         return "a URL must not have a fragment"
-    address = literal_address(host)
     if address is not None and not allow_private and not is_public(address):
         return "the address is not a public one"
     return None

@@ -119,23 +119,36 @@ class Receiver:
 
 
 @pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    receiver = Receiver()
+async def serve_receiver() -> AsyncIterator[Callable[..., Awaitable[Receiver]]]:
     tasks: set[asyncio.Task[None]] = set()
+    servers: list[asyncio.Server] = []
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(receiver.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    async def serve(**options: Any) -> Receiver:
+        receiver = Receiver()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    receiver.port = server.sockets[0].getsockname()[1]
-    yield receiver
-    server.close()
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(receiver.serve(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, **options)
+        servers.append(server)
+        receiver.port = server.sockets[0].getsockname()[1]
+        return receiver
+
+    yield serve
+    for server in servers:
+        server.close()
     for task in list(tasks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await server.wait_closed()
+    for server in servers:
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def receiver(serve_receiver: Callable[..., Awaitable[Receiver]]) -> Receiver:
+    return await serve_receiver()
 
 
 @pytest.fixture
