@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ from gateway.webhooks import service
 from gateway.webhooks.delivery import deliver
 from gateway.webhooks.events import EventType
 
-TIMEOUT = 0.5
+TIMEOUT = 20.0
+IMPATIENT = 0.5
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,15 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(
         update={"webhook_allow_private": True, "webhook_timeout_seconds": TIMEOUT}
     )
+
+
+@contextmanager
+def impatience(context: Context) -> Iterator[None]:
+    """For receivers that never answer: of others a busy machine asks more time."""
+    values = context.settings.__dict__
+    values["webhook_timeout_seconds"] = IMPATIENT
+    yield
+    values["webhook_timeout_seconds"] = TIMEOUT
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,6 +24,11 @@ from tests.gateway.webhooks.conftest import Hooks, Receiver, data_id, status, un
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For what does not depend on the database."""
+
+
+async def end(task: asyncio.Task[int]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_what_is_delivered_is_what_both_verifiers_accept(
@@ -85,9 +90,8 @@ async def test_everything_else_is_tried_again(
     receiver.answers["/hook"] = answer
     await hooks.add(receiver.url("/hook"))
     event_id = await hooks.tell()
-    began = time.monotonic()
-    assert await hooks.deliver() == 1
-    assert time.monotonic() - began < receivers.TIMEOUT + 5
+    with receivers.impatience(hooks.context) if error == "timeout" else nullcontext():
+        assert await hooks.deliver() == 1
     failed = await hooks.delivery(event_id)
     assert failed["status"] == "pending"
     [attempt] = failed["attempts"]
@@ -199,7 +203,7 @@ async def test_one_process_of_a_directory_delivers(hooks: Hooks, receiver: Recei
     first = asyncio.create_task(hooks.deliver())
     await until(lambda: len(receiver.received) == 1)
     assert await hooks.deliver() == 0
-    assert await first == 1
+    await end(first)
 
 
 async def test_a_crash_between_sending_and_recording_sends_again(
@@ -229,12 +233,13 @@ async def test_a_late_outcome_does_not_undo_a_redelivery(hooks: Hooks, receiver:
     receiver.answers["/hook"] = receivers.hang
     await hooks.add(receiver.url("/hook"))
     event_id = await hooks.tell()
-    running = asyncio.create_task(hooks.deliver())
-    await until(lambda: len(receiver.received) == 1)
-    receiver.answers.clear()
-    again = await hooks.client.post(f"/v1/webhook_events/{event_id}/redeliver")
-    assert again.status_code == 200
-    await running
+    with receivers.impatience(hooks.context):
+        running = asyncio.create_task(hooks.deliver())
+        await until(lambda: len(receiver.received) == 1)
+        receiver.answers.clear()
+        again = await hooks.client.post(f"/v1/webhook_events/{event_id}/redeliver")
+        assert again.status_code == 200
+        await running
     await hooks.deliver()
     done = await hooks.delivery(event_id)
     assert done["status"] == "delivered"
@@ -249,10 +254,9 @@ async def test_slow_receivers_hold_up_nobody_else(hooks: Hooks, receiver: Receiv
         await hooks.tell("batch.failed")
     for n in range(20):
         await hooks.tell("batch.completed", f"batch_{n}")
-    began = time.monotonic()
-    running = asyncio.create_task(deliver(hooks.context, budget=2.0))
+    running = asyncio.create_task(deliver(hooks.context))
     await until(lambda: len(receiver.at("/ok")) == 20)
     assert not running.done()
-    assert len(receiver.at("/hang")) <= 4 * (1 + (time.monotonic() - began) / receivers.TIMEOUT)
-    await running
+    assert len(receiver.at("/hang")) == 4
+    await end(running)
     assert {data_id(got) for got in receiver.at("/ok")} == {f"batch_{n}" for n in range(20)}

@@ -115,7 +115,7 @@ class Wire(httpx.AsyncBaseTransport):
         return httpx.Response(200, stream=httpx.ByteStream(b"ok"))
 
 
-STRICT = Settings(webhook_timeout_seconds=5.0)
+STRICT = Settings(webhook_timeout_seconds=TIMEOUT)
 
 
 async def test_a_name_is_looked_up_once_and_its_address_called() -> None:
@@ -181,7 +181,7 @@ async def test_plain_http_needs_the_operators_leave() -> None:
 
 
 async def test_the_next_address_is_tried_when_one_refuses(receiver: Receiver) -> None:
-    settings = Settings(webhook_allow_private=True, webhook_timeout_seconds=5.0)
+    settings = Settings(webhook_allow_private=True, webhook_timeout_seconds=TIMEOUT)
     sender = Sender(settings, Names(["127.0.0.2", "127.0.0.1"]))
     outcome = await sender.send(f"http://hooks.test:{receiver.port}/ok", b"{}", {})
     assert outcome.succeeded
@@ -227,7 +227,7 @@ async def test_tls_is_checked_against_the_name_not_the_address(
     asked: list[str | None] = []
     server.sni_callback = lambda _socket, name, _context: asked.append(name)
     receiver = await serve_receiver(ssl=server)
-    settings = Settings(webhook_allow_private=True, webhook_timeout_seconds=10 * TIMEOUT)
+    settings = Settings(webhook_allow_private=True, webhook_timeout_seconds=TIMEOUT)
     trusting = ssl.create_default_context(cafile=str(certificate))
     sender = Sender(settings, Names(["127.0.0.1"]), verify=trusting)
     outcome = await sender.send(f"https://hooks.test:{receiver.port}/ok", b"{}", {})
