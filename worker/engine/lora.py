@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from kernels.lora import LoraSegments, lora
+from kernels.lora import LoraSegments
 from worker.engine.adapter_extras import (
     ExtraTensors,
     LoraWeights,
@@ -17,6 +17,7 @@ from worker.engine.adapter_extras import (
 )
 from worker.engine.attention import current_context
 from worker.engine.effects import Effects
+from worker.engine.shared_input import SharedInput, adapt, share_inputs
 
 
 class LoraLinear(nn.Module):
@@ -37,6 +38,7 @@ class LoraLinear(nn.Module):
         self.A = self.B = self.scales = None
         self.live_rows: frozenset[int] = frozenset()
         self._effects = Effects()
+        self.shared: SharedInput | None = None
 
     def attach(self, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         """Give this module `rank` pool rows, zeroed."""
@@ -101,21 +103,22 @@ class LoraLinear(nn.Module):
         return self.base_layer.bias  # type: ignore[return-value]
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base_layer(x)
         segments = current_context().lora
         if segments is None or self.A is None:
+            y: Tensor = self.base_layer(x)
             return y
+        if self.shared is not None:
+            return self.shared.output(self, x, segments)
+        y = self.base_layer(x)
         self.adapt(x, y, segments)
         return y
 
     def adapt(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
         """Change `y`, the base layer's output for `x`, in place. Needs a pool."""
-        assert self.A is not None
-        assert self.B is not None
-        assert self.scales is not None
-        if not self.live_rows.isdisjoint(segments.rows):
-            packed = y.view(-1, self.out_features)
-            lora(x.reshape(-1, self.in_features), packed, self.A, self.B, self.scales, segments)
+        adapt({self: y}, x, segments)
+
+    def affect(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
+        """The part of `adapt` that is not the rank pool's."""
         self._effects.apply(self.base_layer, x, y, segments)
 
 
@@ -147,4 +150,5 @@ def wrap_linears(model: nn.Module) -> dict[str, LoraLinear]:
         parent, _, attribute = name.rpartition(".")
         wrapped[name] = LoraLinear(module)
         setattr(model.get_submodule(parent), attribute, wrapped[name])
+    share_inputs(wrapped)
     return wrapped
