@@ -24,6 +24,8 @@ from transformers import (
 from worker.__main__ import main
 from worker.engine.model_size import model_size
 from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
+from worker.runtime import build_hf, memory
+from worker.runtime.memory import kv_memory, peak_memory
 from worker.runtime.offline import OfflineEngine
 from worker.settings import EngineSettings
 
@@ -44,8 +46,7 @@ SIZE = ModelSize(
     kv_token=10,
     kv_slot=10,
     adapter_rank=5,
-    activation_token=3,
-    logits_row=7,
+    activations=370,
     attention_flops=0,
     context_tokens=100,
 )
@@ -80,8 +81,6 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
             device_memory=None,
             kv_memory=1 << 20,
             adapter_rank=8,
-            token_budget=2048,
-            max_sequences=256,
             block_size=engine.config.block_size,
         )
         assert size.parameters == sum(p.numel() for p in parameters)
@@ -118,11 +117,9 @@ def test_the_rest_of_the_device_goes_to_keys_and_values() -> None:
         device_memory=10_000,
         kv_memory=None,
         adapter_rank=4,
-        token_budget=100,
-        max_sequences=10,
         block_size=8,
     )
-    assert plan.keys_values == 9000 - 2000 - 20 - 300 - 70
+    assert plan.keys_values == 9000 - 2000 - 20 - 370
     assert plan.blocks == plan.keys_values // 80
 
 
@@ -170,8 +167,6 @@ def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | Non
             device_memory=None,
             kv_memory=1 << 20,
             adapter_rank=8,
-            token_budget=2048,
-            max_sequences=256,
             block_size=engine.config.block_size,
         )
         groups = 2 if window else 1
@@ -179,6 +174,55 @@ def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | Non
         assert len(plan.windows) == groups
         assert plan.blocks == engine.config.num_blocks == (1 << 20) * groups // (8 * size.kv_token)
         assert sum(tensor.nbytes for tensor in engine._runner.cache.tensors) == 1 << 20
+
+
+@pytest.mark.parametrize("model_class", ["llama", "gemma2"])
+def test_a_start_measures_about_what_the_plan_foretells(
+    tmp_path: Path, model_class: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a factor of two: the plan sees tensors, the start all that the process takes."""
+    wide = {**SMALL, "hidden_size": 256, "intermediate_size": 2048, "vocab_size": 40_000}
+    if model_class == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**wide))
+    else:
+        model = Gemma2ForCausalLM(Gemma2Config(**wide, head_dim=64, sliding_window=64))
+    folder = save(tmp_path, model)
+    measured: list[int] = []
+    monkeypatch.setattr(
+        build_hf, "kv_memory", lambda free, activations, _: measured.append(activations) or 1 << 20
+    )
+    limits: dict[str, Any] = {"token_budget": 512, "max_sequences": 64, "adapter_rank": 32}
+    settings = EngineSettings(model=str(folder), dtype="float32", threads=1, **limits)
+    with OfflineEngine(settings) as offline:
+        assert offline.engine.config.num_blocks > 0
+    foretold = model_size(folder, torch.float32, **limits).activations
+    assert foretold > 10 << 20, "too little to be told from noise"
+    assert foretold / 2 <= measured[0] <= foretold * 2
+
+
+def test_memory_that_is_taken_and_given_back_is_seen() -> None:
+    def action() -> None:
+        for _ in range(3):
+            torch.zeros(8 << 20).add_(1)  # 32 MiB
+
+    peak = peak_memory(torch.device("cpu"), action)
+    assert 31 << 20 <= peak < 48 << 20  # the kernel counts in batches of pages
+
+
+def test_without_a_high_water_mark_tensors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_reset_high_water_mark", lambda: False)
+
+    def action() -> None:
+        kept = torch.zeros(1000)
+        (kept + 1) * 2
+
+    assert peak_memory(torch.device("cpu"), action) == 3 * 4000
+
+
+def test_activations_are_kept_free() -> None:
+    assert kv_memory(1000, 400, "cuda") == 600
+    assert kv_memory(1000, 400, "cpu") == 75
+    assert kv_memory(100, 400, "cuda") == 0
 
 
 @pytest.mark.parametrize("context", [0, 20])

@@ -8,24 +8,41 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.pytorch_utils import Conv1D
 
+from worker.engine.activations import step_activations
 from worker.engine.kv_cache import KvLayout
 from worker.engine.lora import wrap_linears
 from worker.engine.packed_model import PackedModel
 from worker.engine.rank_pool import RankPool
 from worker.engine.sizing import ModelSize
+from worker.engine.widest_step import WidestStep
 
 
-def model_size(folder: Path, dtype: torch.dtype) -> ModelSize:
+def model_size(
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    token_budget: int = 512,
+    max_sequences: int = 256,
+    adapter_rank: int = 256,
+    device_type: str = "cpu",
+) -> ModelSize:
     """Raises OSError, ValueError or KeyError for a folder without a config that can be read."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
     text = config.get_text_config()
-    layout = PackedModel(model).kv_layout(int(text.max_position_embeddings))
+    packed, context = PackedModel(model), int(text.max_position_embeddings)
+    layout = packed.kv_layout(context)
+    step = WidestStep.on(
+        device_type,
+        token_budget=token_budget,
+        max_sequences=max_sequences,
+        context_tokens=context,
+        adapter_rank=adapter_rank,
+    )
+    activations = step_activations(packed, layout, text.vocab_size, step, device_type)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    widest = max(max(layer.weight.shape) for layer in _linears(model))
     return ModelSize(
         parameters=parameters,
         active_parameters=_active(model, text),
@@ -34,19 +51,10 @@ def model_size(folder: Path, dtype: torch.dtype) -> ModelSize:
         kv_slot=layout.bytes_per_slot,
         windows=layout.windows,
         adapter_rank=RankPool.bytes_per_rank(wrap_linears(model), dtype),
-        # A layer's residual, its normalised copy, and gate, up and product of its widest module,
-        # of which intermediate ones are float32.
-        activation_token=(2 * text.hidden_size + 3 * widest) * 4,
-        logits_row=text.vocab_size * (dtype.itemsize + 2 * 4),
+        activations=activations,
         attention_flops=_attention_flops(layout, text),
-        context_tokens=int(text.max_position_embeddings),
+        context_tokens=context,
     )
-
-
-def _linears(model: nn.Module) -> list[Any]:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    found = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
-    return [module for module in found if module is not head]
 
 
 def _active(model: nn.Module, text: Any) -> int:

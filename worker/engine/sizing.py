@@ -20,9 +20,8 @@ class ModelSize:
 
     `weights`: all parameters. `kv_token`: keys and values of one token; `kv_slot`: its share of a
     block, in which only the layers of one KV group lie (`windows`: what each group sees).
-    `adapter_rank`: one row of the rank pool in all modules. `activation_token`: a forward pass's
-    working memory for one token, `logits_row` for one sequence that samples: estimates of the
-    largest tensors alive at once.
+    `adapter_rank`: one row of the rank pool in all modules. `activations`: what the widest step
+    needs at once.
     """
 
     parameters: int
@@ -31,8 +30,7 @@ class ModelSize:
     kv_token: int
     kv_slot: int
     adapter_rank: int
-    activation_token: int
-    logits_row: int
+    activations: int
     attention_flops: int
     context_tokens: int
     windows: tuple[int | None, ...] = (None,)
@@ -80,25 +78,22 @@ def plan_memory(
     device_memory: int | None,
     kv_memory: int | None,
     adapter_rank: int,
-    token_budget: int,
-    max_sequences: int,
     block_size: int,
 ) -> MemoryPlan:
     """`kv_memory` where it is given (and always needed without a `device_memory`), else what the
     device's share leaves."""
     adapters = size.adapter_rank * adapter_rank
-    activations = size.activation_token * token_budget + size.logits_row * max_sequences
     if kv_memory is not None:
         memory = kv_memory
     elif device_memory is not None:
-        used = size.weights + adapters + activations
+        used = size.weights + adapters + size.activations
         memory = max(0, int(device_memory * DEVICE_SHARE) - used)
     else:
         raise ValueError("either the device's memory or that for keys and values must be known")
     return MemoryPlan(
         weights=size.weights,
         adapters=adapters,
-        activations=activations,
+        activations=size.activations,
         keys_values=memory,
         blocks=memory // (size.kv_slot * block_size),
         block_size=block_size,

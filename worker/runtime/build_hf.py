@@ -23,11 +23,12 @@ from worker.engine.engine import Engine
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.rank_pool import RankPool
+from worker.engine.widest_step import WidestStep, run_widest_step
 from worker.protocol.object_store import open_store, reason
 from worker.protocol.types import AdapterRef
-from worker.runtime.build import load_tokenizer, scheduler_config
+from worker.runtime.build import context_tokens, load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
-from worker.runtime.memory import free_memory, kv_memory
+from worker.runtime.memory import free_memory, kv_memory, peak_memory
 from worker.settings import DType, EngineSettings, WorkerSettings, physical_cores
 
 # What a folder with wrong, missing or damaged files makes the libraries raise.
@@ -84,11 +85,11 @@ def hf_engine(
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
     adapters = AdapterCache(pool, source_for(model.lora_shapes))
     size = settings.block_size or BLOCK_SIZES[model.device.type]
-    num_blocks = _num_blocks(settings, model, size)
+    step = _widest_step(settings, model)
+    activations = None if settings.kv_memory else _activations(model, step, size)
+    num_blocks = _num_blocks(settings, model, size, activations)
     config = replace(
-        scheduler_config(
-            settings, num_blocks, size, model.context_tokens, TOKEN_BUDGETS[model.device.type]
-        ),
+        scheduler_config(settings, num_blocks, size, model.context_tokens, step.token_budget),
         vocabulary=model.vocab_size,
         windows=model.kv_layout.windows,
     )
@@ -101,6 +102,7 @@ def hf_engine(
         threads=torch.get_num_threads(),
         weights=sum(weight.nbytes for weight in model.packed.module.parameters()),
         adapter_pool=model.adapter_bytes_per_rank * pool.rank,
+        activations=activations,
         kv_memory=model.kv_layout.bytes_per_slot * size * num_blocks,
         kv_tokens=config.kv_tokens,
         block_size=size,
@@ -142,8 +144,35 @@ def load_served(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
         raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
 
 
-def _num_blocks(settings: EngineSettings, model: ServedModel, block_size: int) -> int:
-    memory = settings.kv_memory or kv_memory(free_memory(model.device), model.device.type)
+def _widest_step(settings: EngineSettings, model: ServedModel) -> WidestStep:
+    return WidestStep.on(
+        model.device.type,
+        token_budget=settings.token_budget or TOKEN_BUDGETS[model.device.type],
+        max_sequences=settings.max_sequences,
+        context_tokens=context_tokens(settings, model.context_tokens),
+        adapter_rank=settings.adapter_rank,
+    )
+
+
+def _activations(model: ServedModel, step: WidestStep, block_size: int) -> int:
+    """Measured. What the first step of all loads and keeps is not part of it."""
+    run_widest_step(model, replace(step, token_budget=1), block_size)
+    try:
+        return peak_memory(model.device, partial(run_widest_step, model, step, block_size))
+    except torch.OutOfMemoryError as error:
+        raise ModelUnusable(
+            f"a step of {step.token_budget} tokens and {step.sequences} sequences does not fit "
+            f"beside the weights on {model.device}: lower --token-budget or --max-sequences"
+        ) from error
+
+
+def _num_blocks(
+    settings: EngineSettings, model: ServedModel, block_size: int, activations: int | None
+) -> int:
+    """`activations` (bytes) are kept free unless the settings say what keys and values get."""
+    memory = settings.kv_memory or kv_memory(
+        free_memory(model.device), activations or 0, model.device.type
+    )
     blocks = model.kv_layout.num_blocks(memory, block_size)
     if blocks < 1:
         needed = model.kv_layout.bytes_per_slot * block_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -40,16 +41,21 @@ def report(
     kind = "cpu" if device == "cpu" else "cuda"
     known = _known(device)
     resolved = getattr(torch, resolve_dtype(dtype, kind))
-    size = _size(model, resolved)
+    size = _size(
+        model,
+        resolved,
+        token_budget=token_budget or TOKEN_BUDGETS[kind],
+        max_sequences=max_sequences,
+        adapter_rank=adapter_rank,
+        device_type=kind,
+    )
     free = memory or (known.memory if known else None)
-    kv = kv_memory or (_cpu_share(memory) if kind == "cpu" else None)
+    kv = kv_memory or (_cpu_share(memory, size) if kind == "cpu" else None)
     plan = plan_memory(
         size,
         device_memory=free,
         kv_memory=kv,
         adapter_rank=adapter_rank,
-        token_budget=token_budget or TOKEN_BUDGETS[kind],
-        max_sequences=max_sequences,
         block_size=block_size or BLOCK_SIZES[kind],
     )
     peak = known.roofline if known else measure_cpu(resolved)
@@ -70,25 +76,26 @@ def _known(device: str) -> Device | None:
     return DEVICES[device]
 
 
-def _size(model: str, dtype: torch.dtype) -> ModelSize:
+def _size(model: str, dtype: torch.dtype, **step: Any) -> ModelSize:
     folder = model_folder(model)
     try:
-        return model_size(folder, dtype)
+        return model_size(folder, dtype, **step)
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelUnusable(f"{folder}/config.json cannot be used: {reason}") from error
 
 
-def _cpu_share(memory: int | None) -> int:
-    """As the engine takes it."""
-    return machine.kv_memory(memory or machine.free_memory(torch.device("cpu")), "cpu")
+def _cpu_share(memory: int | None, size: ModelSize) -> int:
+    """As the engine takes it, once its weights are loaded."""
+    free = memory or machine.free_memory(torch.device("cpu"))
+    return machine.kv_memory(free - size.weights, size.activations, "cpu")
 
 
 def _memory_lines(size: ModelSize, plan: MemoryPlan, rank: int) -> Iterator[str]:
     yield f"parameters        {size.parameters:,}"
     yield f"weights           {_bytes(plan.weights)}"
     yield f"adapter pool      {_bytes(plan.adapters)}  ({rank} rows of {_bytes(size.adapter_rank)})"
-    yield f"activations       {_bytes(plan.activations)}  (estimate)"
+    yield f"activations       {_bytes(plan.activations)}  (of the widest step, foretold)"
     yield f"keys and values   {_bytes(plan.keys_values)}  ({size.kv_token:,} bytes per token)"
     yield f"capacity          {plan.kv_tokens:,} tokens in blocks of {plan.block_size}"
     if plan.windows != (None,):
