@@ -54,6 +54,7 @@ def _row(batch: Batch, line: RawLine, custom_id: str | None) -> dict[str, Any]:
         "endpoint": batch.endpoint,
         "request_class": "batch",
         "attempt": 0,
+        "failures": 0,
         "crashes": 0,
         "crashes_alone": 0,
         "input_offset": line.offset,

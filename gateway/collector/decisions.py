@@ -40,6 +40,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
+    failed: bool = False
     crashed: bool = False
     alone: bool = False
 
@@ -73,8 +74,8 @@ def decide(row: Standing, event: GenerationEvent, max_attempts: int) -> Decision
 def _after_failure(row: Standing, event: Failed, max_attempts: int) -> Decision:
     if row.cancel_requested_at is not None:
         return End(CANCELLED)
-    if event.retryable and row.attempt - row.crashes < max_attempts:
-        return Requeue()
+    if event.retryable and row.failures + 1 < max_attempts:
+        return Requeue(failed=True)
     return _failed(*failure(event.code, event.message))
 
 

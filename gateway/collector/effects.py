@@ -42,8 +42,9 @@ def effects_of(
                 effects.moved[row.id] = row
             case Answer(finished):
                 effects.settlements[row.id] = answer(row, finished)
-            case Requeue(crashed, alone):
+            case Requeue(failed, crashed, alone):
                 row.state = "queued"
+                row.failures += int(failed)
                 row.crashes += int(crashed)
                 row.crashes_alone += int(alone)
                 effects.moved[row.id] = row

@@ -134,7 +134,7 @@ class Fold:
 
 
 async def _move(session: WriteSession, effects: Effects) -> None:
-    names = ("id", "state", "started_at", "crashes", "crashes_alone", "suspects")
+    names = ("id", "state", "started_at", "failures", "crashes", "crashes_alone", "suspects")
     moved = [
         {name: getattr(row, name) for name in names}
         for row in effects.moved.values()

@@ -33,6 +33,7 @@ class Standing:
     request_class: str
     state: str
     attempt: int
+    failures: int
     crashes: int
     crashes_alone: int
     suspects: str | None

@@ -151,6 +151,7 @@ def new_request(
         request_class=request_class,
         state="queued",
         attempt=0,
+        failures=0,
         crashes=0,
         sort_key=sort_key(now, plan.target.revision_id, plan.generation.prefix),
         body=body,

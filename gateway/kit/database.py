@@ -6,6 +6,7 @@ before it writes never fails half way. Postgres uses its defaults (READ COMMITTE
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NewType
@@ -75,13 +76,25 @@ async def repeatable(session: ReadSession) -> None:
         await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
+class _RollsBack(sqlite3.Connection):
+    """A connection that is closed in the middle of a statement, as a cancelled task does it, lives
+    on until the statement is collected, and keeps the write lock: so let go of it first."""
+
+    def close(self) -> None:
+        if self.in_transaction:
+            self.rollback()
+        super().close()
+
+
 def _engine(url: str, is_sqlite: bool, begin: str, pool_size: int) -> AsyncEngine:
     if not is_sqlite:
         return create_async_engine(url, pool_size=pool_size, pool_pre_ping=True)
     # SQLite has one writer at a time: those of a process queue up here, in order, and not in
     # its busy handler, which sleeps.
     size = 1 if begin == "BEGIN IMMEDIATE" else pool_size
-    engine = create_async_engine(url, pool_size=size, max_overflow=0)
+    engine = create_async_engine(
+        url, pool_size=size, max_overflow=0, connect_args={"factory": _RollsBack}
+    )
 
     @event.listens_for(engine.sync_engine, "connect")
     def configure(connection: Any, _record: Any) -> None:

@@ -12,7 +12,8 @@ class Request(Base):
         held → queued ⇄ dispatched → running → completed | failed | cancelled | expired
 
     `attempt` grows with each dispatch; an event of an older attempt changes nothing.
-    `epoch` names the life of Redis it was dispatched in. `crashes` counts lost leases,
+    `epoch` names the life of Redis it was dispatched in. `failures` counts answers that
+    another attempt may better, `crashes` lost leases,
     `crashes_alone` those while nothing else ran, `suspects` names whom it may run with after
     one (`gateway.collector.suspects`). `body` holds a job's body; a batch line's lies
     in the input file at [input_offset, input_offset + input_length). `sort_key` groups lines
@@ -82,6 +83,7 @@ class Request(Base):
     state: Mapped[str] = mapped_column(default="queued")
     attempt: Mapped[int] = mapped_column(default=0)
     epoch: Mapped[str | None]
+    failures: Mapped[int] = mapped_column(default=0)
     crashes: Mapped[int] = mapped_column(default=0)
     crashes_alone: Mapped[int] = mapped_column(default=0)
     suspects: Mapped[str | None]

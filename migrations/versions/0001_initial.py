@@ -367,6 +367,7 @@ def create_tables() -> None:
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.String(), nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("crashes", sa.Integer(), nullable=False),
         sa.Column("crashes_alone", sa.Integer(), nullable=False),
         sa.Column("suspects", sa.String(), nullable=True),

@@ -3,9 +3,10 @@
 import asyncio
 
 import msgspec
+import pytest
 
 from worker.protocol.types import Capacity, WorkerLimits
-from worker.queue.base import WorkerInfo
+from worker.queue.base import CapacityInvalid, WorkerInfo
 
 
 def info(worker, model="m"):
@@ -34,6 +35,14 @@ async def test_a_worker_announces_anew(world):
     await directory.announce(busier)
     (live,) = await directory.workers()
     assert live.free == busier.free
+
+
+@pytest.mark.parametrize("name", ["context_tokens", "kv_tokens", "adapter_rank"])
+async def test_impossible_limits_are_refused(world, name):
+    nonsense = msgspec.structs.replace(info("w").limits, **{name: -1})
+    with pytest.raises(CapacityInvalid, match=name):
+        await world.directory().announce(msgspec.structs.replace(info("w"), limits=nonsense))
+    assert await world.directory().workers() == []
 
 
 async def test_retired_and_vanished_workers_are_not_listed(world):

@@ -19,8 +19,9 @@ async def claim(queue, capacity, worker="w"):
 
 @pytest.mark.parametrize("name", ["kv_tokens", "adapter_rank", "requests", "running"])
 async def test_impossible_numbers_are_refused(queue, name):
-    with pytest.raises(CapacityInvalid, match=name):
-        await queue.claim("w", room(**{name: -1}))
+    for nonsense in (-1, 10**30):
+        with pytest.raises(CapacityInvalid, match=name):
+            await queue.claim("w", room(**{name: nonsense}))
 
 
 async def test_no_more_requests_than_asked(queue, make):

@@ -227,7 +227,8 @@ class TokenStream(Protocol):
 class WorkerDirectory(Protocol):
     """Live workers of all models."""
 
-    async def announce(self, info: WorkerInfo) -> None: ...
+    async def announce(self, info: WorkerInfo) -> None:
+        """Raises CapacityInvalid."""
 
     async def retire(self, worker: str) -> None: ...
 

@@ -6,6 +6,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from worker.queue.base import WorkerInfo
+from worker.queue.capacity import check_announced
 from worker.queue.lua import Scripts
 from worker.queue.settings import QueueSettings
 
@@ -23,6 +24,7 @@ class RedisWorkerDirectory:
         self._settings = settings or QueueSettings()
 
     async def announce(self, info: WorkerInfo) -> None:
+        check_announced(info)
         ask = {"worker": info.worker, "seconds": self._settings.worker_seconds}
         await self._scripts.run("announce", ask, _pack(info))
 

@@ -12,6 +12,7 @@ from worker.protocol.codec import CodecError, decode_event
 from worker.protocol.messages import GenerationEvent
 from worker.protocol.types import RequestId
 from worker.queue.base import DeadLetter, StreamEntry, TokenReader, Waiter, WorkerInfo
+from worker.queue.capacity import check_announced
 from worker.queue.memory_log import Group
 from worker.queue.memory_state import MemoryServer, ModelState
 from worker.queue.settings import QueueSettings
@@ -144,6 +145,7 @@ class MemoryWorkerDirectory:
         self._settings = settings or QueueSettings()
 
     async def announce(self, info: WorkerInfo) -> None:
+        check_announced(info)
         self._server.workers[info.worker] = (info, self._server.clock())
 
     async def retire(self, worker: str) -> None:

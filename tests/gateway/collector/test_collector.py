@@ -20,7 +20,7 @@ from gateway.jobs.locking import Locked, lock
 from gateway.models import BaseModel, Request, Result, UsageRecord
 from worker.protocol.messages import Finished, LeaseLost, Started
 from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
-from worker.queue.base import StreamEntry, WorkerInfo
+from worker.queue.base import QueueUnavailable, StreamEntry, WorkerInfo
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 JOB = {"endpoint": "/v1/chat/completions", "body": BODY}
@@ -161,6 +161,21 @@ async def test_a_retryable_failure_is_retried_a_bounded_number_of_times(
     assert response["body"]["error"]["code"] == "adapter_unavailable"
 
 
+async def test_attempts_that_never_ran_leave_the_retries_of_a_failure(
+    client: httpx.AsyncClient, deployment: Any
+) -> None:
+    job = await submit(client)
+    for _ in range(4):  # dispatched, and then lost with Redis
+        await deployment.queue.forget([job])
+        assert await requeue_unknown(deployment.context, "tiny", grace_ms=0) == 1
+        await deployment.dispatch()
+    [lease] = await deployment.claim()
+    assert lease.request.attempt == 5
+    await deployment.fail(lease, "adapter_unavailable", retryable=True)
+    await deployment.collect()
+    assert (await row(deployment, job)).state == "queued"
+
+
 async def test_after_flushall_everything_still_ends_once(
     client: httpx.AsyncClient, deployment: Any, redis_url: str
 ) -> None:
@@ -191,6 +206,24 @@ async def test_a_lost_enqueue_is_found_and_repeated(
     assert (await row(deployment, job)).state == "queued"
     assert (await row(deployment, other)).state == "dispatched"
     assert await deployment.work() == 2
+
+
+async def test_a_full_redis_delays_what_was_accepted_and_loses_nothing(
+    client: httpx.AsyncClient, deployment: Any, redis_url: str
+) -> None:
+    async with Redis.from_url(redis_url) as server:
+        await server.config_set("maxmemory", "1")
+        try:
+            job = await submit(client)
+            assert (await client.get(f"/v1/jobs/{job}")).json()["status"] == "queued"
+            with pytest.raises(QueueUnavailable, match="out of memory"):
+                await deployment.dispatch()
+        finally:
+            await server.config_set("maxmemory", "0")
+    await deployment.dispatch()
+    assert await deployment.work() == 1
+    assert (await client.get(f"/v1/jobs/{job}")).json()["status"] == "completed"
+    assert await count(deployment, UsageRecord) == 1
 
 
 async def test_the_window_bounds_what_a_tenant_has_in_the_queue(

@@ -35,6 +35,7 @@ def standing(number: int) -> Standing:
         request_class="batch",
         state="queued",
         attempt=0,
+        failures=0,
         crashes=0,
         crashes_alone=0,
         suspects=None,
