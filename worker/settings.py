@@ -22,8 +22,9 @@ class EngineSettings:
     """`model` is a local folder or a hub id. `kv_memory` (bytes) is None to measure the device,
     `context_tokens` None for the model's own. `block_size` (tokens) None is the device's: small
     blocks waste less, large ones are fewer to follow. So is `token_budget`: a step should keep
-    the device busy, and take far less time than a lease lasts. `threads` None means every physical
-    core.
+    the device busy, and take far less time than a lease lasts. Adapters on the device have
+    `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
+    `threads` None means every physical core.
     """
 
     model: str
@@ -32,6 +33,7 @@ class EngineSettings:
     max_sequences: int = 256
     token_budget: int | None = None
     adapter_rank: int = 256
+    adapter_memory: int = 1 << 30
     context_tokens: int | None = None
     block_size: int | None = None
     threads: int | None = None

@@ -135,6 +135,7 @@ class ShadowResidency:
         self.rank = rank
         self.delay = delay
         self.broken = broken or {}
+        self.large: set[str] = set()  # loaded only while no adapter is pinned
         self.starts: dict[str, int] = {}
         self.pins: dict[str, int] = {}
         self.loaded: OrderedDict[str, int] = OrderedDict()
@@ -147,6 +148,8 @@ class ShadowResidency:
         if digest in self.loaded:
             self.loaded.move_to_end(digest)
             return True
+        if self.lacks_memory(adapter):
+            return False
         if digest not in self.loading and self._make_room(adapter.rank):
             self.loading[digest] = [self.delay, adapter.rank]
             self._finish_loads()
@@ -179,6 +182,9 @@ class ShadowResidency:
 
     def free_rank(self) -> int:
         return self.rank - sum(self.loaded[digest] for digest in self.pins)
+
+    def lacks_memory(self, adapter: AdapterRef) -> bool:
+        return adapter.digest in self.large and bool(self.pins)
 
     def resident(self) -> tuple[str, ...]:
         return tuple(self.loaded)

@@ -227,3 +227,18 @@ def test_a_failure_reaches_whoever_asks_first_and_the_next_one_too() -> None:
         with pytest.raises(AdapterLoadError):
             gate.admits(adapter("bad"), step)
     assert not gate.is_blocked("bad")
+
+
+def test_an_adapter_that_needs_all_other_memory_gets_its_turn() -> None:
+    """Others come without end and leave it enough rows; only their pins keep it out."""
+    residency = ShadowResidency(32)
+    residency.large.add("large")
+    harness = Harness(residency=residency, adapter_rank=32, drain_after=3)
+    for count in range(40):
+        harness.add(f"a{count}", [1, 2, 3], max_tokens=6, adapter=adapter("a"))
+        harness.add(f"b{count}", [1, 2, 3], max_tokens=6, adapter=adapter("b"))
+        if count == 3:
+            harness.add("large", [1, 2, 3], max_tokens=2, adapter=adapter("large"))
+        harness.step()
+    assert "large" in harness.finished()
+    harness.run()

@@ -81,6 +81,7 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
             device_memory=None,
             kv_memory=1 << 20,
             adapter_rank=8,
+            adapter_memory=30,
             block_size=engine.config.block_size,
         )
         assert size.parameters == sum(p.numel() for p in parameters)
@@ -117,14 +118,23 @@ def test_the_rest_of_the_device_goes_to_keys_and_values() -> None:
         device_memory=10_000,
         kv_memory=None,
         adapter_rank=4,
+        adapter_memory=30,
         block_size=8,
     )
-    assert plan.keys_values == 9000 - 2000 - 20 - 370
+    assert plan.keys_values == 9000 - 2000 - 20 - 30 - 370
     assert plan.blocks == plan.keys_values // 80
 
 
 def test_shared_tokens_are_stored_once() -> None:
-    plan = MemoryPlan(weights=0, adapters=0, activations=0, keys_values=0, blocks=20, block_size=8)
+    plan = MemoryPlan(
+        weights=0,
+        adapters=0,
+        adapter_memory=0,
+        activations=0,
+        keys_values=0,
+        blocks=20,
+        block_size=8,
+    )
     assert plan.sequences(17) == 20 // 3
     assert plan.sequences(17, shared=16) == 18
     assert plan.sequences(16, shared=16) == 19
@@ -135,6 +145,7 @@ def plan_of(windows: tuple[int | None, ...], blocks: int) -> MemoryPlan:
     return MemoryPlan(
         weights=0,
         adapters=0,
+        adapter_memory=0,
         activations=0,
         keys_values=0,
         blocks=blocks,
@@ -167,6 +178,7 @@ def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | Non
             device_memory=None,
             kv_memory=1 << 20,
             adapter_rank=8,
+            adapter_memory=30,
             block_size=engine.config.block_size,
         )
         groups = 2 if window else 1

@@ -123,6 +123,13 @@ class AdapterCache:
                 len(resident.rows) for resident in self._resident.values() if _evictable(resident)
             )
 
+    def lacks_memory(self, adapter: AdapterRef) -> bool:
+        with self._lock:
+            if adapter.digest in self._resident:
+                return False
+            idle = sum(entry.extra for entry in self._resident.values() if _evictable(entry))
+            return self._extra_bytes.get(adapter.digest, 0) > self._free_extra() + idle
+
     def resident(self) -> tuple[str, ...]:
         with self._lock:
             ready = [digest for digest, entry in self._resident.items() if entry.ready]
@@ -190,7 +197,10 @@ class AdapterCache:
         """Take `extra` bytes. Where others hold them, forget the load: prepare comes again, and
         then knows the size. Raises AdapterLoadError for more than this worker has."""
         if extra > self._extra_memory:
-            message = f"{extra} bytes besides its rows; this worker has {self._extra_memory}"
+            message = (
+                f"it takes {extra} bytes besides its ranks (experts, heads, embeddings, saved "
+                f"modules); this worker has {self._extra_memory} for that (--adapter-memory)"
+            )
             raise AdapterLoadError("adapter_invalid", message)
         with self._lock:
             self._extra_bytes[adapter.digest] = extra

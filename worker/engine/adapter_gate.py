@@ -29,7 +29,8 @@ class AdapterGate:
 
     The oldest blocked adapter that lacked rows for `drain_after` steps is drained for: enough
     pinned adapters, those with the fewest sequences, get no new ones (held ones their first
-    only), and no other adapter becomes pinned until it is ready or DRAIN_PATIENCE has run out.
+    only), and no other adapter becomes pinned until it is ready or DRAIN_PATIENCE has run out. For
+    one that lacks other memory, whose holders aren't known here, all are drained.
     """
 
     def __init__(self, residency: AdapterResidency, rank: int, drain_after: int) -> None:
@@ -158,8 +159,12 @@ class AdapterGate:
             self._keep_draining(self._target, step)
             return
         for adapter, since in islice(self._blocked.values(), POLLED):
+            if step - since < self._drain_after:
+                continue
             missing = adapter.rank - self.free_rank()
-            if missing > 0 and step - since >= self._drain_after:
+            if self.residency.lacks_memory(adapter):
+                missing = self._rank
+            if missing > 0:
                 self._target, self._patience = adapter, DRAIN_PATIENCE
                 self._drained = self._victims(missing)
                 return

@@ -81,4 +81,7 @@ class AdapterResidency(Protocol):
     def resident(self) -> tuple[str, ...]:
         """Digests on the device or in host memory."""
 
+    def lacks_memory(self, adapter: AdapterRef) -> bool:
+        """Whether it waits for memory besides rows that pinned adapters hold."""
+
     def counts(self) -> AdapterCounts: ...

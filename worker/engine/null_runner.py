@@ -105,6 +105,9 @@ class NullResidency:
     def free_rank(self) -> int:
         return self._rank - sum(r for d, r in self._resident.items() if self._pins[d])
 
+    def lacks_memory(self, adapter: AdapterRef) -> bool:
+        return False
+
     def resident(self) -> tuple[str, ...]:
         return tuple(self._resident)
 

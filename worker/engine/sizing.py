@@ -1,6 +1,8 @@
 """How a device's memory is divided, and when decoding stops being bound by it. Arithmetic only.
 
-weights | adapter pool | activations | keys and values          90 % of the device
+weights | adapter pool | other adapter memory | activations | keys and values
+
+together 90 % of the device.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class MemoryPlan:
 
     weights: int
     adapters: int
+    adapter_memory: int
     activations: int
     keys_values: int
     blocks: int
@@ -78,6 +81,7 @@ def plan_memory(
     device_memory: int | None,
     kv_memory: int | None,
     adapter_rank: int,
+    adapter_memory: int,
     block_size: int,
 ) -> MemoryPlan:
     """`kv_memory` where it is given (and always needed without a `device_memory`), else what the
@@ -86,13 +90,14 @@ def plan_memory(
     if kv_memory is not None:
         memory = kv_memory
     elif device_memory is not None:
-        used = size.weights + adapters + size.activations
+        used = size.weights + adapters + adapter_memory + size.activations
         memory = max(0, int(device_memory * DEVICE_SHARE) - used)
     else:
         raise ValueError("either the device's memory or that for keys and values must be known")
     return MemoryPlan(
         weights=size.weights,
         adapters=adapters,
+        adapter_memory=adapter_memory,
         activations=size.activations,
         keys_values=memory,
         blocks=memory // (size.kv_slot * block_size),

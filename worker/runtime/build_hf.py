@@ -83,7 +83,8 @@ def hf_engine(
     tokenizer = load_tokenizer(folder)
     model = load_served(folder, resolve_dtype(settings.dtype, device), device)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
-    adapters = AdapterCache(pool, source_for(model.lora_shapes))
+    source = source_for(model.lora_shapes)
+    adapters = AdapterCache(pool, source, extra_memory=settings.adapter_memory)
     size = settings.block_size or BLOCK_SIZES[model.device.type]
     step = _widest_step(settings, model)
     activations = None if settings.kv_memory else _activations(model, step, size)
@@ -101,6 +102,7 @@ def hf_engine(
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         weights=sum(weight.nbytes for weight in model.packed.module.parameters()),
+        adapter_memory=settings.adapter_memory,
         adapter_pool=model.adapter_bytes_per_rank * pool.rank,
         activations=activations,
         kv_memory=model.kv_layout.bytes_per_slot * size * num_blocks,
@@ -169,14 +171,15 @@ def _activations(model: ServedModel, step: WidestStep, block_size: int) -> int:
 def _num_blocks(
     settings: EngineSettings, model: ServedModel, block_size: int, activations: int | None
 ) -> int:
-    """`activations` (bytes) are kept free unless the settings say what keys and values get."""
-    memory = settings.kv_memory or kv_memory(
-        free_memory(model.device), activations or 0, model.device.type
-    )
+    """`activations` (bytes) and what adapters may still take are kept free unless the settings
+    say what keys and values get."""
+    free = free_memory(model.device) - settings.adapter_memory
+    memory = settings.kv_memory or kv_memory(free, activations or 0, model.device.type)
     blocks = model.kv_layout.num_blocks(memory, block_size)
     if blocks < 1:
         needed = model.kv_layout.bytes_per_slot * block_size
         raise ModelUnusable(
-            f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory"
+            f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory "
+            "or lower --adapter-memory"
         )
     return blocks

@@ -54,6 +54,14 @@ _OPTIONS: tuple[Decorator, ...] = (
     _positive(256, "max-sequences", "Most sequences running at once."),
     _positive(None, "token-budget", "Most tokens computed in one step; default: the device's."),
     _positive(256, "adapter-rank", "Sum of the ranks of the adapters on the device."),
+    click.option(
+        "--adapter-memory",
+        type=Bytes(),
+        default=1 << 30,
+        show_default="1GiB",
+        envvar="BATTEN_ADAPTER_MEMORY",
+        help="Memory of the adapters on the device besides their ranks (experts, heads, ...).",
+    ),
     _positive(None, "context-tokens", "Longest context; default: the model's."),
     _positive(None, "threads", "Compute threads; default: the physical cores."),
 )

@@ -23,6 +23,13 @@ LENGTHS = (512, 2048, 8192)
     "--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True
 )
 @click.option("--adapter-rank", type=click.IntRange(0), default=256, show_default=True)
+@click.option(
+    "--adapter-memory",
+    type=Bytes(),
+    default=1 << 30,
+    show_default="1GiB",
+    help="Memory of adapters besides their ranks.",
+)
 @click.option("--token-budget", type=click.IntRange(1), help="Default: the device's.")
 @click.option("--max-sequences", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--block-size", type=click.IntRange(1), help="Default: the device's.")

@@ -31,6 +31,7 @@ def report(
     bandwidth: float | None,
     dtype: DType,
     adapter_rank: int,
+    adapter_memory: int,
     token_budget: int | None,
     max_sequences: int,
     block_size: int | None,
@@ -50,12 +51,13 @@ def report(
         device_type=kind,
     )
     free = memory or (known.memory if known else None)
-    kv = kv_memory or (_cpu_share(memory, size) if kind == "cpu" else None)
+    kv = kv_memory or (_cpu_share(memory, size, adapter_memory) if kind == "cpu" else None)
     plan = plan_memory(
         size,
         device_memory=free,
         kv_memory=kv,
         adapter_rank=adapter_rank,
+        adapter_memory=adapter_memory,
         block_size=block_size or BLOCK_SIZES[kind],
     )
     peak = known.roofline if known else measure_cpu(resolved)
@@ -85,16 +87,17 @@ def _size(model: str, dtype: torch.dtype, **step: Any) -> ModelSize:
         raise ModelUnusable(f"{folder}/config.json cannot be used: {reason}") from error
 
 
-def _cpu_share(memory: int | None, size: ModelSize) -> int:
+def _cpu_share(memory: int | None, size: ModelSize, adapters: int) -> int:
     """As the engine takes it, once its weights are loaded."""
     free = memory or machine.free_memory(torch.device("cpu"))
-    return machine.kv_memory(free - size.weights, size.activations, "cpu")
+    return machine.kv_memory(free - size.weights - adapters, size.activations, "cpu")
 
 
 def _memory_lines(size: ModelSize, plan: MemoryPlan, rank: int) -> Iterator[str]:
     yield f"parameters        {size.parameters:,}"
     yield f"weights           {_bytes(plan.weights)}"
     yield f"adapter pool      {_bytes(plan.adapters)}  ({rank} rows of {_bytes(size.adapter_rank)})"
+    yield f"adapters' rest    {_bytes(plan.adapter_memory)}  (at most: --adapter-memory)"
     yield f"activations       {_bytes(plan.activations)}  (of the widest step, foretold)"
     yield f"keys and values   {_bytes(plan.keys_values)}  ({size.kv_token:,} bytes per token)"
     yield f"capacity          {plan.kv_tokens:,} tokens in blocks of {plan.block_size}"

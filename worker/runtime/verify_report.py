@@ -121,7 +121,7 @@ def _answer(
     source = FolderSource()
     ref = _load(source, folder)
     pool = RankPool(model.linears, max(ref.rank, 1), model.dtype, model.device, model.others)
-    adapters = AdapterCache(pool, source.for_model(model.lora_shapes))
+    adapters = AdapterCache(pool, source.for_model(model.lora_shapes), extra_memory=1 << 40)
     blocks = 2 * sum(-(-(len(prompt) + tokens) // BLOCK_SIZE) + 1 for prompt in prompts)
     recorder = _Recorder(ModelRunner(model, 2 * blocks, BLOCK_SIZE, adapters))
     config = SchedulerConfig(
