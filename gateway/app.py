@@ -27,6 +27,7 @@ from gateway.kit.error_handlers import install_error_handlers
 from gateway.kit.metrics import Metrics
 from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
+from gateway.system_prompts import endpoints as system_prompts
 from gateway.tenants import endpoints as tenants
 from gateway.usage import endpoints as usage
 from gateway.webhooks import endpoints as webhooks
@@ -44,6 +45,7 @@ ROUTERS = (
     webhooks.router,
     webhook_events.router,
     usage.router,
+    system_prompts.router,
     tenants.router,
     billing.router,
     budgets.router,

@@ -24,7 +24,8 @@ class EngineSettings:
     blocks waste less, large ones are fewer to follow. So is `token_budget`: a step should keep
     the device busy, and take far less time than a lease lasts. Adapters on the device have
     `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
-    `threads` None means every physical core.
+    `threads` None means every physical core. `pinned_share` of the KV memory may be kept for
+    system prompts that tenants share.
     """
 
     model: str
@@ -37,6 +38,7 @@ class EngineSettings:
     context_tokens: int | None = None
     block_size: int | None = None
     threads: int | None = None
+    pinned_share: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

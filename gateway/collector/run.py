@@ -23,6 +23,7 @@ from gateway.kit.prompts import PromptsUnavailable
 from gateway.kit.tasks import Tasks
 from gateway.models import BaseModel
 from gateway.settings import Settings
+from gateway.system_prompts.service import publish
 
 _log = structlog.get_logger(__name__)
 
@@ -123,6 +124,12 @@ class Collector:
             endure(f"fold:{model}", stop, collect),
             endure(f"dispatch:{model}", stop, fill),
             endure(f"epoch:{model}", stop, check_epoch, self.pace.epoch),
+            endure(
+                f"prefixes:{model}",
+                stop,
+                lambda: publish(self.context, model),
+                self.pace.announcements,
+            ),
             endure(f"reap:{model}", stop, queue.reap, self.pace.reap),
             endure(
                 f"lost:{model}",

@@ -19,6 +19,8 @@ from gateway.jobs.marking import Dispatched, mark_dispatched
 from gateway.jobs.ordering import queue_order
 from gateway.jobs.settlement import Settlement, settle
 from gateway.kit.context import Context
+from gateway.kit.shared_prefixes import SharedPrefixTable
+from gateway.system_prompts.service import shared_prefixes
 from worker.protocol.messages import GenerateRequest
 from worker.protocol.types import RequestClass, RequestId, SamplingParams, TenantId
 
@@ -40,8 +42,9 @@ async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -
     epoch = await queue.epoch()
     async with context.database.write() as session:
         marked = await mark_dispatched(session, [each.request_id for each in prepared], epoch)
+    shared = await shared_prefixes(context)
     messages = [
-        _message(marked[each.request_id], each, epoch)
+        _message(marked[each.request_id], each, epoch, shared)
         for each in prepared
         if each.request_id in marked
     ]
@@ -58,8 +61,11 @@ async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -
     return len(messages) - len(cancelled)
 
 
-def _message(dispatched: Dispatched, prepared: Prepared, epoch: str) -> GenerateRequest:
-    row = dispatched.row
+def _message(
+    dispatched: Dispatched, prepared: Prepared, epoch: str, shared: SharedPrefixTable
+) -> GenerateRequest:
+    row, adapter = dispatched.row, dispatched.adapter
+    digest = adapter.digest if adapter else ""
     return GenerateRequest(
         request_id=RequestId(row.id),
         attempt=row.attempt,
@@ -71,13 +77,14 @@ def _message(dispatched: Dispatched, prepared: Prepared, epoch: str) -> Generate
             prepared.sampling, max_tokens=row.max_tokens, seed=row.seed
         ),
         request_class=cast(RequestClass, row.request_class),
-        adapter=dispatched.adapter,
+        adapter=adapter,
         cache_scope=row.tenant_id,
         deadline=None if row.deadline_at is None else row.deadline_at / 1000,
         weight=dispatched.weight,
         order=queue_order(row.sort_key),
         suspects=row.suspects or "",
         stream=prepared.stream,
+        shared_tokens=shared.covered(row.base_model, digest, prepared.prompt_ids),
     )
 
 

@@ -13,6 +13,7 @@ from gateway.kit.lookups import Lookups
 from gateway.kit.prompts import PromptsCatalogue
 from gateway.kit.queues import Queues
 from gateway.kit.secret_key import load_secret_key
+from gateway.kit.shared_prefixes import SharedPrefixTable
 from gateway.kit.template_process import TemplateProcess
 from gateway.settings import Settings
 from worker.protocol.object_store import open_store
@@ -28,6 +29,7 @@ class Context:
     templates: TemplateProcess
     secret_key: bytes = field(repr=False)
     prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
+    shared_prefixes: SharedPrefixTable = field(default_factory=SharedPrefixTable)
     lookups: Lookups = field(init=False)
 
     def __post_init__(self) -> None:

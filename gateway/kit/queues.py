@@ -9,6 +9,7 @@ from worker.queue.base import (
     CompletionBell,
     EventStream,
     RequestQueue,
+    SharedPrefixes,
     TokenStream,
     WorkerDirectory,
 )
@@ -17,6 +18,7 @@ from worker.queue.redis import (
     RedisCompletionBell,
     RedisEventStream,
     RedisQueue,
+    RedisSharedPrefixes,
     RedisTokenStream,
     RedisWorkerDirectory,
     connect,
@@ -54,6 +56,9 @@ class Queues:
         if model not in self._tokens:
             self._tokens[model] = RedisTokenStream(self._client, model, self._channels)
         return self._tokens[model]
+
+    def prefixes(self, model: str) -> SharedPrefixes:
+        return RedisSharedPrefixes(self._client, model)
 
     async def close(self) -> None:
         await self._channels.close()

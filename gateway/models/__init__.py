@@ -8,6 +8,7 @@ from gateway.models.control import Heartbeat
 from gateway.models.file import File
 from gateway.models.invoice import Invoice, InvoiceLine
 from gateway.models.request import Request, Result
+from gateway.models.system_prompt import SystemPrompt
 from gateway.models.tenant import ApiKey, IdempotencyKey, Tenant
 from gateway.models.usage import Price, StoragePrice, StorageRecord, UsageRecord
 from gateway.models.webhook import (
@@ -39,6 +40,7 @@ __all__ = [
     "Result",
     "StoragePrice",
     "StorageRecord",
+    "SystemPrompt",
     "Tenant",
     "UsageRecord",
     "WebhookAttempt",

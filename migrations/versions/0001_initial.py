@@ -341,6 +341,21 @@ def create_tables() -> None:
         "ix_batches_tenant_created", "batches", ["tenant_id", "created_at", "id"], unique=False
     )
     op.create_table(
+        "system_prompts",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("base_model", sa.String(), nullable=False),
+        sa.Column("adapter_digest", sa.String(), nullable=True),
+        sa.Column("text", sa.String(), nullable=True),
+        sa.Column("messages", JSON, nullable=True),
+        sa.Column("token_ids", JSON, nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["base_model"], ["base_models.name"], name=op.f("fk_system_prompts_base_model")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_system_prompts")),
+    )
+    op.create_table(
         "batch_models",
         sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("model", sa.String(), nullable=False),
@@ -752,6 +767,7 @@ def downgrade() -> None:
         ),
     )
     op.drop_table("batch_models")
+    op.drop_table("system_prompts")
     op.drop_table("batches")
     op.drop_index(op.f("ix_adapter_grants_tenant_id"), table_name="adapter_grants")
     op.drop_table("adapter_grants")

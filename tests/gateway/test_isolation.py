@@ -116,6 +116,7 @@ async def owned(client: httpx.AsyncClient, tenant: Any, deployment: Any) -> Ids:
         "file_id": file["id"],
         "batch_id": batch["id"],
         "job_id": job["id"],
+        "prompt_id": "sysprompt_00000000",
         "invoice_id": invoice_id(tenant.tenant_id, month_of(now_ms())),
         "request_id": job["id"],
         "key_id": tenant.key_id,

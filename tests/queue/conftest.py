@@ -24,6 +24,7 @@ from worker.queue.base import (
     EventStream,
     Lease,
     RequestQueue,
+    SharedPrefixes,
     TokenStream,
     WorkerDirectory,
 )
@@ -32,6 +33,7 @@ from worker.queue.memory import (
     MemoryEventStream,
     MemoryQueue,
     MemoryServer,
+    MemorySharedPrefixes,
     MemoryTokenStream,
     MemoryWorkerDirectory,
 )
@@ -40,6 +42,7 @@ from worker.queue.redis import (
     RedisCompletionBell,
     RedisEventStream,
     RedisQueue,
+    RedisSharedPrefixes,
     RedisTokenStream,
     RedisWorkerDirectory,
     connect,
@@ -58,6 +61,7 @@ class World(Protocol):
     def tokens(self) -> TokenStream: ...
     def directory(self) -> WorkerDirectory: ...
     def bell(self) -> CompletionBell: ...
+    def prefixes(self) -> SharedPrefixes: ...
     async def now(self) -> float: ...
     async def expire(self, *leases: Lease) -> None: ...
     async def lapse(self, request_id: str) -> None: ...
@@ -90,6 +94,9 @@ class MemoryWorld:
 
     def bell(self) -> CompletionBell:
         return MemoryCompletionBell(self.server)
+
+    def prefixes(self) -> SharedPrefixes:
+        return MemorySharedPrefixes(self.server, MODEL)
 
     async def now(self) -> float:
         return self.time
@@ -154,6 +161,9 @@ class RedisWorld:
 
     def bell(self) -> CompletionBell:
         return RedisCompletionBell(self.client, self.channels)
+
+    def prefixes(self) -> SharedPrefixes:
+        return RedisSharedPrefixes(self.client, MODEL)
 
     async def now(self) -> float:
         seconds, microseconds = await self.client.time()

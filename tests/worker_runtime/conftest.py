@@ -21,14 +21,21 @@ from worker.engine.engine import Engine
 from worker.engine.null_runner import NullResidency, NullRunner
 from worker.protocol.messages import GenerateRequest, GenerationEvent
 from worker.protocol.types import RequestId, SamplingParams, TenantId
-from worker.queue.base import EventStream, RequestQueue, WorkerDirectory
+from worker.queue.base import EventStream, RequestQueue, SharedPrefixes, WorkerDirectory
 from worker.queue.memory import (
     MemoryEventStream,
     MemoryQueue,
     MemoryServer,
+    MemorySharedPrefixes,
     MemoryWorkerDirectory,
 )
-from worker.queue.redis import RedisEventStream, RedisQueue, RedisWorkerDirectory, connect
+from worker.queue.redis import (
+    RedisEventStream,
+    RedisQueue,
+    RedisSharedPrefixes,
+    RedisWorkerDirectory,
+    connect,
+)
 from worker.queue.settings import QueueSettings
 from worker.runtime.lifecycle import StopSwitch, serve
 from worker.runtime.loops import Rhythm
@@ -77,19 +84,20 @@ class Bench:
     queue: RequestQueue
     events: EventStream
     directory: WorkerDirectory
+    prefixes: SharedPrefixes
     settings: QueueSettings
     runner: GatedRunner = field(default_factory=GatedRunner)
     stop: StopSwitch = field(default_factory=StopSwitch)
     seen: list[GenerationEvent] = field(default_factory=list)
     drain_seconds: float = 5.0
 
-    def engine(self, **config: int) -> Engine:
+    def engine(self, **config: float) -> Engine:
         options = {"num_blocks": 1024, "context_tokens": 1024, **config}
         return Engine(
             SchedulerConfig(**options), self.runner, NullResidency(64), Letters(), frozenset(), "r"
         )
 
-    def worker(self, name: str = "w1", **config: int) -> Worker:
+    def worker(self, name: str = "w1", **config: float) -> Worker:
         return Worker(name, self.engine(**config), self.queue)
 
     @asynccontextmanager
@@ -98,12 +106,16 @@ class Bench:
     ) -> AsyncIterator[asyncio.Task[bool]]:
         """`worker` at work; stopped and checked for unexpected errors at the end."""
         rhythm = rhythm or Rhythm(
-            claim_idle=0.01, notice_wait=0.2, lease=self.settings.lease_seconds
+            claim_idle=0.01,
+            notice_wait=0.2,
+            announce=0.3,
+            lease=self.settings.lease_seconds,
         )
         task = asyncio.create_task(
             serve(
                 worker,
                 self.directory,
+                self.prefixes,
                 self.stop,
                 rhythm=rhythm,
                 drain_seconds=self.drain_seconds,
@@ -158,7 +170,11 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
         server = MemoryServer()
         queue = MemoryQueue(server, model, settings)
         yield Bench(
-            queue, MemoryEventStream(server, model), MemoryWorkerDirectory(server), settings
+            queue,
+            MemoryEventStream(server, model),
+            MemoryWorkerDirectory(server),
+            MemorySharedPrefixes(server, model),
+            settings,
         )
         await queue.close()
         return
@@ -181,6 +197,7 @@ async def _redis_bench(client: Redis, model: str, settings: QueueSettings) -> As
         queue,
         RedisEventStream(client, model, settings=settings),
         RedisWorkerDirectory(client, settings),
+        RedisSharedPrefixes(client, model),
         settings,
     )
     await queue.close()

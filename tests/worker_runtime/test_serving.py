@@ -15,7 +15,7 @@ from worker.protocol.messages import (
     LeaseLost,
     Started,
 )
-from worker.protocol.types import AdapterRef, SamplingParams
+from worker.protocol.types import AdapterRef, SamplingParams, SharedPrefix
 from worker.runtime.loops import Rhythm
 
 Make = Callable[..., GenerateRequest]
@@ -207,3 +207,22 @@ async def test_an_idle_worker_is_woken_by_what_arrives(bench, make_request: Make
         for name in ("first", "second"):
             await bench.submit(make_request(name))
             await bench.expect(Finished, of=name)
+
+
+async def test_what_tenants_share_is_found_by_others_and_kept(
+    bench, make_request: Make, until
+) -> None:
+    prompt = tuple(range(20)) * 2
+    worker = bench.worker(num_blocks=64, pinned_share=0.1)
+    cache = worker.thread._engine.scheduler.blocks.cache
+    await bench.prefixes.publish([SharedPrefix(prompt[:32])])
+    async with bench.running(worker):
+        for tenant, shared, cached in (("a", 32, 0), ("b", 32, 32), ("c", 0, 0)):
+            request = make_request(f"of {tenant}", max_tokens=2)
+            changes = {"tenant": tenant, "prompt_ids": prompt, "shared_tokens": shared}
+            await bench.submit(msgspec.structs.replace(request, cache_scope=tenant, **changes))
+            (finished,) = await bench.expect(Finished, of=f"of {tenant}")
+            assert finished.usage.cached == cached
+        await until(lambda: cache.num_kept == 2)
+        await bench.prefixes.publish([])
+        await until(lambda: cache.num_kept == 0)

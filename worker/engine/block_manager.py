@@ -61,8 +61,9 @@ class BlockManager:
 
     def in_use(self, prefixes: list[Prefix], expected_tokens: int) -> int:
         """Of the blocks of `prefixes` that a sequence keeps until it has `expected_tokens`, how
-        many are held by others."""
-        return sum(map(self.is_used, self._blocks_needed(prefixes, expected_tokens)))
+        many are held by others, or kept."""
+        needed = self._blocks_needed(prefixes, expected_tokens)
+        return sum(not self.cache.is_unused(block) for block in needed)
 
     def attach(self, sequence: Sequence, prefixes: list[Prefix]) -> None:
         """Begin empty tables with what `match` found."""

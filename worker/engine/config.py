@@ -24,7 +24,8 @@ class SchedulerConfig:
     sequence keeps a block table per group, and gives up blocks that no later token of it sees.
     All groups take their blocks from the one pool of `num_blocks`.
 
-    `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
+    `pinned_share`: share of the blocks that may be kept for prefixes shared among tenants; no single
+    request may need them. `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
     which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
     is overtaken by at most this many later ones for each class that they are more urgent.
     `waiting_served_ratio`: `prefill_first` lets decodes wait only while at least this many
@@ -44,6 +45,7 @@ class SchedulerConfig:
     mode: BatchingMode = "continuous"
     policy: SchedulingPolicy = "decode_first"
     prefix_caching: bool = True
+    pinned_share: float = 0.0
     drain_after: int = 64
     class_headstart: int = 256
     waiting_served_ratio: float = 0.0
@@ -59,6 +61,8 @@ class SchedulerConfig:
             raise ValueError("token_budget and max_sequences must be at least 1")
         if not 0 < self.watermark <= 1:
             raise ValueError(f"watermark {self.watermark} is not in (0, 1]")
+        if not 0 <= self.pinned_share <= 0.5:
+            raise ValueError(f"pinned_share {self.pinned_share} is not in [0, 0.5]")
         if self.context_tokens < 2:
             raise ValueError("a context holds at least one prompt token and one answer token")
         if not 0 <= self.batch_size <= self.max_sequences:
@@ -68,11 +72,22 @@ class SchedulerConfig:
 
     @property
     def kv_tokens(self) -> int:
-        """The longest sequence that the pool can hold alone, in tokens."""
+        """The longest sequence that the pool can hold alone beside pinned blocks, in tokens."""
         if self.windows == (None,):
-            return self.num_blocks * self.block_size
-        longest = max(self.context_tokens, self.num_blocks * self.block_size)
-        return bisect_right(range(longest), self.num_blocks, key=self.most_blocks) - 1
+            return self.request_blocks * self.block_size
+        longest = max(self.context_tokens, self.request_blocks * self.block_size)
+        return bisect_right(range(longest), self.request_blocks, key=self.most_blocks) - 1
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Most blocks kept for shared prefixes."""
+        return int(self.num_blocks * self.pinned_share)
+
+    @property
+    def request_blocks(self) -> int:
+        """Blocks that one sequence may hold: what is left when all pinned ones are kept, so that
+        the last one that runs can always go on."""
+        return self.num_blocks - self.pinned_blocks
 
     @property
     def watermark_blocks(self) -> int:

@@ -30,7 +30,14 @@ from worker.engine.request_check import check_request
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.snapshot import engine_stats
-from worker.protocol.types import AdapterRef, Capacity, RequestId, SamplingParams, WorkerLimits
+from worker.protocol.types import (
+    AdapterRef,
+    Capacity,
+    RequestId,
+    SamplingParams,
+    SharedPrefix,
+    WorkerLimits,
+)
 
 PREDICTED_OUTPUT = 128
 """Answer length to expect of a request whose tenant and adapter have no history."""
@@ -136,6 +143,13 @@ class Engine:
                 self._drop(request)
                 self.counters.cancelled += 1
                 self._outputs.append(CancelledOutput(request_id))
+
+    def share(self, prefixes: Iterable[SharedPrefix]) -> int:
+        """Keep the KV of these prefixes from now on, used or not, until they are left out of a
+        later call: at most `pinned_blocks`, the first prefixes first. Returns how many blocks of
+        tokens that are."""
+        most = self.config.pinned_blocks // len(self.config.windows)
+        return self.scheduler.blocks.cache.share(prefixes, most)
 
     def step(self) -> list[EngineOutput]:
         """Schedule, execute and account for one step. Exceptions of the runner pass through."""

@@ -14,6 +14,9 @@ from the deepest up. So among unused blocks, ordered by when they became unused,
 stands before its parent: the first one is the least recently used leaf, found without search. In
 a group with a window the blocks above may go first. A prefix is known as long as it has a block
 in any group, or a child.
+
+Pinned blocks, those of prefixes shared by all scopes, stand apart while nobody uses them, and are
+not given up. With a prefix all those above it are pinned.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from worker.engine.sequence import NOWHERE, Sequence
+from worker.protocol.types import SharedPrefix
 
 Namespace = tuple[str, str | None]
 """Adapter digest ("" for the base model) and cache scope (None: shared by all)."""
@@ -71,6 +75,8 @@ class PrefixCache:
         self._by_key: dict[int, Prefix] = {}
         self._by_block: dict[int, Prefix] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
+        self._pinned: frozenset[int] = frozenset()
+        self._kept: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -81,6 +87,47 @@ class PrefixCache:
     @property
     def num_unused(self) -> int:
         return len(self._unused)
+
+    @property
+    def num_kept(self) -> int:
+        """Pinned blocks that nobody uses."""
+        return len(self._kept)
+
+    def is_unused(self, block: int) -> bool:
+        """Whether it may be given up."""
+        return block in self._unused
+
+    def share(self, prefixes: Iterable[SharedPrefix], most: int) -> int:
+        """Full blocks of these prefixes in the scope that all share, cached now or later, are
+        pinned, at most so many, the first first; others are not any more. Returns how many."""
+        keys: dict[int, None] = {}
+        for prefix in prefixes:
+            for key in self._shared_keys(prefix):
+                if key not in keys and len(keys) == most:
+                    break
+                keys[key] = None
+        self._pin(frozenset(keys))
+        return len(keys)
+
+    def _shared_keys(self, prefix: SharedPrefix) -> Iterator[int]:
+        key, tokens = self._root, prefix.token_ids
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            block = tokens[start : start + self.block_size]
+            key = self._hash((key, (prefix.digest, None), block))
+            yield key
+
+    def _pin(self, keys: frozenset[int]) -> None:
+        self._pinned = keys
+        for block in [b for b in self._unused if self._by_block[b].key in keys]:
+            del self._unused[block]
+            self._kept.add(block)
+        released = [block for block in self._kept if self._by_block[block].key not in keys]
+        for block in sorted(released, key=self._depth, reverse=True):
+            self._kept.remove(block)
+            self._unused[block] = None
+
+    def _depth(self, block: int) -> int:
+        return sum(1 for _ in self._by_block[block].lineage())
 
     def keys(self, sequence: Sequence, count: int) -> list[int]:
         """Chained keys of (at least) the first `count` full blocks, remembered on the sequence."""
@@ -135,10 +182,14 @@ class PrefixCache:
     def use(self, block: int) -> None:
         """A sequence holds it: it is not given up."""
         self._unused.pop(block, None)
+        self._kept.discard(block)
 
     def unuse(self, block: int) -> None:
         """No sequence holds it any more. Call for deeper blocks first."""
-        self._unused[block] = None
+        if self._by_block[block].key in self._pinned:
+            self._kept.add(block)
+        else:
+            self._unused[block] = None
 
     def evict(self) -> int:
         """Give up the least recently used leaf. Raises KeyError when every block is used."""
@@ -160,7 +211,10 @@ class PrefixCache:
         gone = [block for block, prefix in self._by_block.items() if id(prefix) in doomed]
         for block in gone:
             self._drop(block)
-        return [block for block in gone if self._unused.pop(block, NOWHERE) is None]
+        idle = [block for block in gone if block in self._unused or block in self._kept]
+        for block in idle:
+            self.use(block)
+        return idle
 
     def check_integrity(self, is_used: Callable[[int], bool], full_groups: Iterable[int]) -> None:
         """Raises AssertionError when the index contradicts itself or the users of its blocks."""
@@ -169,13 +223,16 @@ class PrefixCache:
         for block, prefix in self._by_block.items():
             assert prefix.blocks.count(block) == 1, f"block {block} is filed under another"
             assert self._by_key[prefix.key] is prefix, f"block {block} has lost its key"
-            assert is_used(block) != (block in self._unused), f"block {block}: used and unused"
+            idle = (block in self._unused) + (block in self._kept)
+            assert is_used(block) + idle == 1, f"block {block}: used and unused"
+            assert block not in self._kept or prefix.key in self._pinned, f"block {block} is kept"
             parent, group = prefix.parent, prefix.blocks.index(block)
             if parent is None or group not in full:
                 continue
             above = parent.blocks[group]
             assert self._by_block.get(above) is parent, f"parent of block {block} is gone"
             if above in position:
+                assert block in position, "a parent would go before a child that is kept"
                 assert position[block] < position[above], "a parent would go first"
         children = Counter(id(prefix.parent) for prefix in self._by_key.values())
         for prefix in self._by_key.values():

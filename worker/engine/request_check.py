@@ -35,7 +35,7 @@ def check_request(
             f"{config.context_tokens}"
         )
     most = min(len(prompt) + sampling.max_tokens, config.context_tokens) - 1
-    if config.most_blocks(most) > config.num_blocks:
+    if config.most_blocks(most) > config.request_blocks:
         raise CapacityExceeded(
             f"{most} tokens are needed at once; this worker holds {config.kv_tokens}"
         )

@@ -38,10 +38,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One generation, complete: a worker needs nothing but this and the object store.
 
     `epoch` names the life of Redis in which it was dispatched. `deadline` is Unix seconds.
-    `cache_scope` isolates prefix caches (normally the tenant id). `weight` is the tenant's fair
-    share and `order` places the request within its tenant (lower first; the dispatcher makes
-    neighbours of requests that share a prefix). `suspects` names the group of requests that a
-    request whose earlier attempt died with its worker may run with, itself when it must be alone.
+    `cache_scope` isolates prefix caches (normally the tenant id), but for the first `shared_tokens`
+    tokens: those are part of a prompt that the operator shares among tenants. `weight` is the
+    tenant's fair share and `order` places the request within its tenant (lower first; the
+    dispatcher makes neighbours of requests that share a prefix). `suspects` names the group of
+    requests that a request whose earlier attempt died with its worker may run with, itself when it
+    must be alone.
     """
 
     request_id: RequestId
@@ -59,6 +61,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     order: float = 0.0
     suspects: str = ""
     stream: bool = False
+    shared_tokens: int = 0
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="type", omit_defaults=True):

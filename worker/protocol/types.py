@@ -100,6 +100,14 @@ class Capacity(msgspec.Struct, frozen=True):
     resident: tuple[str, ...] = ()
 
 
+class SharedPrefix(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A prompt's beginning that the operator shares among tenants, as computed with the adapter
+    `digest` ("": the base model)."""
+
+    token_ids: tuple[int, ...]
+    digest: str = ""
+
+
 class WorkerLimits(msgspec.Struct, frozen=True):
     """The most that one request may need on a worker: announced, and checked at submission."""
 

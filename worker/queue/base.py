@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from worker.protocol.messages import GenerateRequest, GenerationEvent, TerminalEvent
-from worker.protocol.types import Capacity, RequestId, TenantId, WorkerLimits
+from worker.protocol.types import Capacity, RequestId, SharedPrefix, TenantId, WorkerLimits
 
 EnqueueOutcome = Literal["enqueued", "duplicate", "cancelled"]
 
@@ -95,6 +95,13 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class ClassDepth(msgspec.Struct, frozen=True):
     ready: int
     leased: int
+
+
+class Published(msgspec.Struct, frozen=True):
+    """`version` names the content."""
+
+    version: str
+    prefixes: tuple[SharedPrefix, ...]
 
 
 class RequestQueue(Protocol):
@@ -233,6 +240,17 @@ class WorkerDirectory(Protocol):
     async def retire(self, worker: str) -> None: ...
 
     async def workers(self) -> list[WorkerInfo]: ...
+
+
+class SharedPrefixes(Protocol):
+    """Prompts' beginnings that the operator shares among tenants, of one model: workers keep their
+    KV. The gateway publishes them, again after the server lost its data."""
+
+    async def publish(self, prefixes: Sequence[SharedPrefix]) -> bool:
+        """All there are; False, and nothing happens, when they are known already."""
+
+    async def read(self, known: str) -> Published | None:
+        """None while nothing else is published than the version `known`."""
 
 
 class Waiter(Protocol):

@@ -5,6 +5,7 @@ from worker.queue.memory_state import MemoryServer
 from worker.queue.memory_streams import (
     MemoryCompletionBell,
     MemoryEventStream,
+    MemorySharedPrefixes,
     MemoryTokenStream,
     MemoryWorkerDirectory,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "MemoryEventStream",
     "MemoryQueue",
     "MemoryServer",
+    "MemorySharedPrefixes",
     "MemoryTokenStream",
     "MemoryWorkerDirectory",
 ]

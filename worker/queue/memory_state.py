@@ -12,7 +12,7 @@ from typing import Literal
 from worker.protocol.codec import encode
 from worker.protocol.messages import Cancelled, GenerationEvent, LeaseLost
 from worker.protocol.types import REQUEST_CLASSES, RequestClass, RequestId, TenantId
-from worker.queue.base import DeadLetter, WorkerInfo
+from worker.queue.base import DeadLetter, Published, WorkerInfo
 from worker.queue.fairness import TokenCounters
 from worker.queue.item import QueuedItem
 from worker.queue.memory_log import Group, Log, Signal, TokenLogs
@@ -164,6 +164,7 @@ class MemoryServer:
         self._models: dict[str, ModelState] = {}
         self._lives = 0
         self.workers: dict[str, tuple[WorkerInfo, float]] = {}
+        self.prefixes: dict[str, Published] = {}
 
     def model(self, name: str) -> ModelState:
         if name not in self._models:
@@ -175,3 +176,4 @@ class MemoryServer:
         """Forget everything, as FLUSHALL does."""
         self._models.clear()
         self.workers.clear()
+        self.prefixes.clear()

@@ -10,11 +10,19 @@ import msgspec
 
 from worker.protocol.codec import CodecError, decode_event
 from worker.protocol.messages import GenerationEvent
-from worker.protocol.types import RequestId
-from worker.queue.base import DeadLetter, StreamEntry, TokenReader, Waiter, WorkerInfo
+from worker.protocol.types import RequestId, SharedPrefix
+from worker.queue.base import (
+    DeadLetter,
+    Published,
+    StreamEntry,
+    TokenReader,
+    Waiter,
+    WorkerInfo,
+)
 from worker.queue.capacity import check_announced
 from worker.queue.memory_log import Group
 from worker.queue.memory_state import MemoryServer, ModelState
+from worker.queue.prefixes import published
 from worker.queue.settings import QueueSettings
 from worker.queue.waiter import EventWaiter
 
@@ -156,6 +164,24 @@ class MemoryWorkerDirectory:
         live = {name: one for name, one in self._server.workers.items() if one[1] >= oldest}
         self._server.workers = live
         return [msgspec.structs.replace(info, seen_at=seen_at) for info, seen_at in live.values()]
+
+
+class MemorySharedPrefixes:
+    """A SharedPrefixes."""
+
+    def __init__(self, server: MemoryServer, model: str) -> None:
+        self._server = server
+        self._model = model
+
+    async def publish(self, prefixes: Sequence[SharedPrefix]) -> bool:
+        new = published(prefixes)
+        old = self._server.prefixes.get(self._model)
+        self._server.prefixes[self._model] = new
+        return old != new
+
+    async def read(self, known: str) -> Published | None:
+        found = self._server.prefixes.get(self._model)
+        return None if found is None or found.version == known else found
 
 
 class MemoryCompletionBell:

@@ -4,6 +4,7 @@ from worker.queue.bell import RedisCompletionBell
 from worker.queue.channels import Channels
 from worker.queue.connection import connect
 from worker.queue.directory import RedisWorkerDirectory
+from worker.queue.prefixes import RedisSharedPrefixes
 from worker.queue.redis_queue import RedisQueue
 from worker.queue.streams import RedisEventStream
 from worker.queue.token_streams import RedisTokenStream
@@ -13,6 +14,7 @@ __all__ = [
     "RedisCompletionBell",
     "RedisEventStream",
     "RedisQueue",
+    "RedisSharedPrefixes",
     "RedisTokenStream",
     "RedisWorkerDirectory",
     "connect",

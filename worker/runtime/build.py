@@ -90,6 +90,7 @@ def scheduler_config(
         block_size=block_size,
         token_budget=settings.token_budget or token_budget,
         max_sequences=settings.max_sequences,
+        pinned_share=settings.pinned_share,
         adapter_rank=settings.adapter_rank,
         context_tokens=context_tokens(settings, model_context),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from worker.queue.base import QueueUnavailable, WorkerDirectory
+from worker.queue.base import QueueUnavailable, SharedPrefixes, WorkerDirectory
 from worker.runtime import loops, stats
 from worker.runtime.loops import Rhythm
 from worker.runtime.worker import Worker
@@ -37,6 +37,7 @@ class StopSwitch:
 async def serve(
     worker: Worker,
     directory: WorkerDirectory,
+    prefixes: SharedPrefixes,
     stop: StopSwitch,
     *,
     rhythm: Rhythm,
@@ -47,7 +48,7 @@ async def serve(
     claims = asyncio.create_task(loops.claim(worker, rhythm, stop.drain), name="claim")
     standing = [
         asyncio.create_task(work, name=name)
-        for name, work in _activities(worker, directory, rhythm).items()
+        for name, work in _activities(worker, directory, prefixes, rhythm).items()
     ]
     waiters = [asyncio.create_task(stop.drain.wait()), asyncio.create_task(worker.crashed.wait())]
     try:
@@ -67,7 +68,7 @@ async def serve(
 
 
 def _activities(
-    worker: Worker, directory: WorkerDirectory, rhythm: Rhythm
+    worker: Worker, directory: WorkerDirectory, prefixes: SharedPrefixes, rhythm: Rhythm
 ) -> dict[str, Coroutine[Any, Any, None]]:
     return {
         "outbox": worker.outbox.run(),
@@ -75,6 +76,7 @@ def _activities(
         "arrivals": loops.arrivals(worker, rhythm),
         "cancel": loops.cancel(worker, rhythm),
         "announce": loops.announce(worker, rhythm, directory),
+        "share": loops.share(worker, rhythm, prefixes),
         "stats": stats.report(worker),
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from worker.queue.base import QueueUnavailable, WorkerDirectory, WorkerInfo
+from worker.queue.base import QueueUnavailable, SharedPrefixes, WorkerDirectory, WorkerInfo
 from worker.runtime.backoff import Backoff
 from worker.runtime.engine_thread import EngineStopped
 from worker.runtime.worker import Worker
@@ -113,6 +113,28 @@ async def announce(worker: Worker, rhythm: Rhythm, directory: WorkerDirectory) -
     while True:
         if await _unless_away("announce", once, backoff):
             await asyncio.sleep(rhythm.announce)
+
+
+async def share(worker: Worker, rhythm: Rhythm, prefixes: SharedPrefixes) -> None:
+    """Keep the KV of what the operator shares among tenants."""
+    known = ""
+
+    async def once() -> bool:
+        nonlocal known
+        published = await prefixes.read(known)
+        if published is not None:
+            kept = await worker.thread.call(lambda engine: engine.share(published.prefixes))
+            _log.info("prefixes_shared", prefixes=len(published.prefixes), blocks=kept)
+            known = published.version
+        return True
+
+    backoff = Backoff(most=rhythm.announce)
+    while True:
+        try:
+            await _unless_away("share", once, backoff)
+        except EngineStopped:
+            return
+        await asyncio.sleep(rhythm.announce)
 
 
 async def _unless_away(what: str, action: Callable[[], Awaitable[bool]], backoff: Backoff) -> bool:

@@ -63,6 +63,14 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Memory of the adapters on the device besides their ranks (experts, heads, ...).",
     ),
     _positive(None, "context-tokens", "Longest context; default: the model's."),
+    click.option(
+        "--pinned-share",
+        type=click.FloatRange(0, 0.5),
+        default=0.1,
+        envvar="BATTEN_PINNED_SHARE",
+        show_default=True,
+        help="Share of the KV memory kept for system prompts that tenants share.",
+    ),
     _positive(None, "threads", "Compute threads; default: the physical cores."),
 )
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from worker.engine.engine import Engine
 from worker.engine.metrics import EngineStats
 from worker.queue.base import QueueUnavailable
-from worker.queue.redis import RedisQueue, RedisWorkerDirectory, connect
+from worker.queue.redis import RedisQueue, RedisSharedPrefixes, RedisWorkerDirectory, connect
 from worker.queue.settings import QueueSettings
 from worker.runtime.backoff import Backoff
 from worker.runtime.build import build_engine
@@ -57,6 +57,7 @@ async def _run(settings: WorkerSettings, engine: Engine) -> int:
         served = await serve(
             worker,
             RedisWorkerDirectory(client, queue_settings),
+            RedisSharedPrefixes(client, settings.model_name),
             stop,
             rhythm=Rhythm(lease=queue_settings.lease_seconds),
             drain_seconds=settings.drain_seconds,

@@ -160,6 +160,7 @@ def _add(engine: Engine, held: Held) -> RequestRefused | None:
             adapter=request.adapter,
             priority=REQUEST_CLASSES.index(request.request_class),
             cache_scope=request.cache_scope or request.tenant,
+            shared_tokens=request.shared_tokens,
             predicted_output=lease.predicted_tokens or None,
             stream=request.stream,
         )

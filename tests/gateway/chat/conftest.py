@@ -63,7 +63,14 @@ async def null_worker(deployment: Any, tiny_model: Any, step_seconds: float) -> 
     worker = Worker("null-worker", engine, context.queues.queue("tiny"))
     rhythm = Rhythm(claim_idle=0.01, notice_wait=0.2)
     running = asyncio.create_task(
-        serve(worker, context.queues.directory, stop, rhythm=rhythm, drain_seconds=1.0)
+        serve(
+            worker,
+            context.queues.directory,
+            context.queues.prefixes("tiny"),
+            stop,
+            rhythm=rhythm,
+            drain_seconds=1.0,
+        )
     )
     async with asyncio.timeout(BOUND):
         while not await context.queues.directory.workers():  # noqa: ASYNC110  announced over Redis
