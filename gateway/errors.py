@@ -8,7 +8,7 @@ ApiError
 ├── Conflict              409  the object's state forbids it
 ├── PayloadTooLarge       413
 ├── UnsupportedMedia      415
-├── TooManyRequests       429  with Retry-After
+├── TooManyRequests       429  with Retry-After, unless waiting does not help
 └── Unavailable           503  with Retry-After: the queue or database cannot be reached
 
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}.

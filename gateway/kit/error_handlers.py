@@ -35,6 +35,8 @@ def error_response(error: ApiError) -> JSONResponse:
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
+    elif error.status == 429:
+        headers["x-should-retry"] = "false"  # what OpenAI's clients heed
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error.body(), error.status, headers)

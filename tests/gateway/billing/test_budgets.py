@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from gateway.batches.finaliser import finalize_batch
 from gateway.billing.audit import audit
@@ -163,9 +163,12 @@ async def test_the_hard_budget_refuses_jobs_and_calls(
     roomy = WorkerLimits(context_tokens=1024, kv_tokens=100_000, adapter_rank=64)
     info = WorkerInfo("w", "tiny", roomy, Capacity(kv_tokens=1, adapter_rank=1, requests=1))
     await deployment.context.queues.directory.announce(info)
+    retrying = openai_client.with_options(max_retries=5)
     with pytest.raises(openai.RateLimitError) as caught:
-        await openai_client.completions.create(**BODY)
+        await retrying.completions.create(**BODY)
     assert caught.value.code == "budget_exceeded"
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
     assert (await submit(other_client)).status_code == 202
     await deployment.work()
     assert await standing(client) == (USED, 0)
@@ -278,3 +281,27 @@ async def test_a_new_month_begins_at_nothing(
     await deployment.work()
     assert await standing(client) == (USED, 0)
     assert await balanced(deployment)
+
+
+async def test_a_fold_changes_each_account_once(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, deployment: Any
+) -> None:
+    """However many requests it ends: one statement locks the accounts, in order, one changes
+    them."""
+    for asking in (client, other_client) * 10:
+        assert (await submit(asking)).status_code == 202
+    await deployment.dispatch()
+    for lease in await deployment.claim():
+        await deployment.answer(lease)
+    statements = []
+
+    def note(*arguments: Any) -> None:
+        if "accounts" in arguments[2]:
+            statements.append(arguments[2].split()[0])
+
+    engine = deployment.context.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    await deployment.collect()
+    event.remove(engine, "before_cursor_execute", note)
+    assert statements == ["SELECT", "UPDATE"]
+    assert await standing(client) == await standing(other_client) == (10 * USED, 0)
