@@ -305,3 +305,22 @@ async def test_a_fold_changes_each_account_once(
     event.remove(engine, "before_cursor_execute", note)
     assert statements == ["SELECT", "UPDATE"]
     assert await standing(client) == await standing(other_client) == (10 * USED, 0)
+
+
+async def test_lines_that_are_skipped_reserve_nothing(
+    client: httpx.AsyncClient, openai_client: AsyncOpenAI, deployment: Any
+) -> None:
+    good = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
+    content = json.dumps(good).encode() + b"\n{"
+    file = await openai_client.files.create(file=("in.jsonl", content), purpose="batch")
+    await openai_client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/completions",
+        completion_window="24h",
+        extra_body={"on_invalid": "skip"},
+    )
+    await deployment.control()
+    assert await standing(client) == (0, MOST // 2)
+    await deployment.finish_all()
+    assert await standing(client) == (USED // 2, 0)
+    assert await balanced(deployment)
