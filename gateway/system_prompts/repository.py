@@ -4,7 +4,7 @@ from sqlalchemy import func, select
 
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import SystemPrompt
+from gateway.models import Adapter, AdapterRevision, SystemPrompt
 from worker.protocol.types import SharedPrefix
 
 
@@ -24,6 +24,21 @@ class SystemPromptRepository:
         rows = select(SystemPrompt)
         living = rows.where(SystemPrompt.deleted_at.is_(None))
         return await fetch_page(self._session, SystemPrompt, living, page, cursors=rows)
+
+    async def adapter(self, digest: str, base_model: str) -> AdapterRevision | None:
+        """The newest ready revision of that content, whoever's it is."""
+        rows = (
+            select(AdapterRevision)
+            .join(Adapter, Adapter.id == AdapterRevision.adapter_id)
+            .where(
+                AdapterRevision.digest == digest,
+                AdapterRevision.status == "ready",
+                Adapter.base_model == base_model,
+                Adapter.deleted_at.is_(None),
+            )
+            .order_by(AdapterRevision.created_at.desc())
+        )
+        return await self._session.scalar(rows.limit(1))
 
     async def version(self) -> tuple[int, int]:
         """Changes with every creation and deletion."""

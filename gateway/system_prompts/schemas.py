@@ -22,8 +22,8 @@ class PromptMessage(BaseModel):
 
 class CreateSystemPrompt(BaseModel):
     """Either `text`, for completions, or the `messages` that conversations begin with. It is shared
-    by requests to the base model, or by those with the adapter of `adapter_digest`, whose name and
-    tenant do not matter."""
+    by requests to the base model, or by those with an adapter of the content `adapter_digest`,
+    whose name and tenant do not matter; messages are then rendered by the newest one's template."""
 
     model_config = ConfigDict(extra="forbid")
 

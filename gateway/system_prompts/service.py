@@ -6,6 +6,7 @@ register → its token ids in SQL → every gateway process counts what of a pro
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from gateway.kit.ids import new_id
 from gateway.kit.prompts import NoChatTemplate, Prompts, PromptsUnavailable
 from gateway.kit.shared_prefixes import SharedPrefixTable, by_model, common
 from gateway.kit.templates import TemplateRefused
-from gateway.models import BaseModel, SystemPrompt
+from gateway.models import AdapterRevision, BaseModel, SystemPrompt
 from gateway.system_prompts.repository import SystemPromptRepository
 from gateway.system_prompts.schemas import CreateSystemPrompt
 
@@ -27,12 +28,10 @@ REFRESH_SECONDS = 2.0
 
 
 async def register(context: Context, wanted: CreateSystemPrompt) -> SystemPrompt:
-    """Raises BadRequest, NotFound (base model), Unavailable."""
-    async with context.database.read() as session:
-        base = await BaseModelRepository(session).get(wanted.model)
-    if base is None:
-        raise NotFound(f"No such base model: '{wanted.model}'.", param="model")
-    ids = _token_ids(await _prompts(context, base), wanted)
+    """Raises BadRequest, NotFound (base model, adapter), Unavailable."""
+    base, adapter = await _served(context, wanted)
+    prompts = await _prompts(context, base, adapter)
+    ids = await asyncio.to_thread(_token_ids, prompts, wanted)
     if not 0 < len(ids) < base.context_tokens:
         raise BadRequest(
             f"It has {len(ids)} tokens that prompts can share; the model's context is "
@@ -88,11 +87,29 @@ async def publish(context: Context, model: str) -> bool:
     return await context.queues.prefixes(model).publish(table.of(model))
 
 
-async def _prompts(context: Context, base: BaseModel) -> Prompts:
+async def _served(
+    context: Context, wanted: CreateSystemPrompt
+) -> tuple[BaseModel, AdapterRevision | None]:
+    async with context.database.read() as session:
+        base = await BaseModelRepository(session).get(wanted.model)
+        if base is None:
+            raise NotFound(f"No such base model: '{wanted.model}'.", param="model")
+        if wanted.adapter_digest is None:
+            return base, None
+        adapter = await SystemPromptRepository(session).adapter(wanted.adapter_digest, base.name)
+    if adapter is None:
+        raise NotFound("No ready adapter has that content.", param="adapter_digest")
+    return base, adapter
+
+
+async def _prompts(context: Context, base: BaseModel, adapter: AdapterRevision | None) -> Prompts:
     try:
-        return await context.prompts.of(base.source)
+        prompts = await context.prompts.of(base.source)
     except PromptsUnavailable as error:
         raise Unavailable(f"The model's tokenizer cannot be read: {error}") from error
+    if adapter is None or adapter.prompt_format is None:
+        return prompts
+    return prompts.of_adapter(adapter.prompt_format, context.templates)
 
 
 def _token_ids(prompts: Prompts, wanted: CreateSystemPrompt) -> tuple[int, ...]:

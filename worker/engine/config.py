@@ -24,10 +24,11 @@ class SchedulerConfig:
     sequence keeps a block table per group, and gives up blocks that no later token of it sees.
     All groups take their blocks from the one pool of `num_blocks`.
 
-    `pinned_share`: share of the blocks that may be kept for prefixes shared among tenants; no single
-    request may need them. `prefix_caching`: full blocks are found again by their content. `drain_after`: steps after
-    which an adapter that lacks rank rows has others drained for it. `class_headstart`: a request
-    is overtaken by at most this many later ones for each class that they are more urgent.
+    `pinned_share`: share of the blocks that may be kept for prefixes shared among tenants; no
+    single request may need them. `prefix_caching`: full blocks are found again by their content.
+    `drain_after`: steps after which an adapter that lacks rank rows has others drained for it.
+    `class_headstart`: a request is overtaken by at most this many later ones for each class that
+    they are more urgent.
     `waiting_served_ratio`: `prefill_first` lets decodes wait only while at least this many
     sequences want prefill for each one that decodes. `batch_size` (0: `max_sequences`) and
     `batch_wait` (seconds) form the batches of the dynamic and static modes.

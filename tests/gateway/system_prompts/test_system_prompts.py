@@ -38,6 +38,37 @@ async def chat(client: httpx.AsyncClient, question: str, system: str = SYSTEM["c
     assert answer.status_code == 202, answer.text
 
 
+async def add_adapter(deployment: Any, tenant: Any) -> None:
+    """Named bot, of the content "a" * 64."""
+    async with deployment.context.database.write() as session:
+        session.add(
+            Adapter(
+                id="adapter_1",
+                tenant_id=tenant.tenant_id,
+                name="bot",
+                base_model="tiny",
+                promoted_revision_id="rev_1",
+                created_at=1,
+            )
+        )
+        await session.flush()
+        session.add(
+            AdapterRevision(
+                id="rev_1",
+                tenant_id=tenant.tenant_id,
+                adapter_id="adapter_1",
+                number=1,
+                status="ready",
+                digest="a" * 64,
+                rank=2,
+                bytes=1,
+                upload_key="x",
+                created_at=1,
+                finished_at=1,
+            )
+        )
+
+
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [((), (1,), 0), ((1, 2), (1, 2, 3), 2), ((1, 2, 3), (1, 9, 3), 1), ((7,), (8,), 0)],
@@ -59,8 +90,9 @@ def test_the_longest_registered_prefix_counts_by_model_and_adapter() -> None:
 
 
 async def test_operators_register_and_delete(
-    admin: httpx.AsyncClient, client: httpx.AsyncClient, deployment: Any
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any, deployment: Any
 ) -> None:
+    await add_adapter(deployment, tenant)
     chat = await register(admin, messages=[SYSTEM])
     assert (chat["tokens"], chat["messages"]) == (len(RENDERED), [SYSTEM])
     text = await register(admin, text="Once upon", adapter_digest="a" * 64)
@@ -86,6 +118,7 @@ async def test_operators_register_and_delete(
         ({"model": "tiny", "messages": [{"role": "tool", "content": "x"}]}, 400),
         ({"model": "tiny", "text": "a", "adapter_digest": "short"}, 400),
         ({"model": "nothing", "text": "a"}, 404),
+        ({"model": "tiny", "text": "a", "adapter_digest": "b" * 64}, 404),
     ],
 )
 async def test_what_cannot_be_registered(
@@ -117,33 +150,7 @@ async def test_a_request_says_how_much_of_its_prompt_is_shared(
 async def test_an_adapters_prompt_is_shared_with_that_adapter_alone(
     admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any, deployment: Any
 ) -> None:
-    async with deployment.context.database.write() as session:
-        session.add(
-            Adapter(
-                id="adapter_1",
-                tenant_id=tenant.tenant_id,
-                name="bot",
-                base_model="tiny",
-                promoted_revision_id="rev_1",
-                created_at=1,
-            )
-        )
-        await session.flush()
-        session.add(
-            AdapterRevision(
-                id="rev_1",
-                tenant_id=tenant.tenant_id,
-                adapter_id="adapter_1",
-                number=1,
-                status="ready",
-                digest="a" * 64,
-                rank=2,
-                bytes=1,
-                upload_key="x",
-                created_at=1,
-                finished_at=1,
-            )
-        )
+    await add_adapter(deployment, tenant)
     await register(admin, text="Once upon", adapter_digest="a" * 64)
     await looked_up(deployment)
     for model in ("tiny", "bot"):
