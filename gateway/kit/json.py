@@ -9,6 +9,9 @@ import msgspec
 
 from gateway.errors import BadRequest
 
+MAX_DEPTH = 100
+"""Deepest nesting: far beyond any use, and what recursion over a value can follow."""
+
 
 class InvalidJson(ValueError):
     """Says what is wrong, for a person who sent the text."""
@@ -22,7 +25,21 @@ def parse_json(text: bytes) -> Any:
         raise InvalidJson("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(_reason(text, str(error))) from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deep(value):
+        raise InvalidJson("it is nested too deeply")
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, list | dict)
+        ]
+    return bool(level)
 
 
 def check_json(body: bytes) -> None:
