@@ -107,7 +107,15 @@ def test_a_seed_gives_the_same_answer_alone_in_any_batch_and_after_preemption(
     requests: dict[str, Request] = {
         str(index): (
             prompt,
-            random(index, temperature=0.7 + 0.2 * index, top_k=40, n=1 + index % 2),
+            random(
+                index,
+                temperature=0.7 + 0.2 * index,
+                top_k=40,
+                n=1 + index % 2,
+                presence_penalty=0.4 * (index % 3),
+                frequency_penalty=0.1 * index,
+                repetition_penalty=1 + 0.1 * (index % 2),
+            ),
         )
         for index, prompt in enumerate(asked)
     }

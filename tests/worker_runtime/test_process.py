@@ -10,14 +10,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from worker.protocol.messages import Failed, Finished, GenerateRequest
+from worker.protocol.messages import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    Started,
+)
 from worker.protocol.types import SamplingParams
 from worker.queue.redis import RedisEventStream, RedisQueue, connect
+from worker.queue.settings import QueueSettings
+from worker.runtime.offline import OfflineEngine, Prompt
+from worker.settings import EngineSettings
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -93,9 +104,10 @@ def test_serves_until_it_is_told_to_stop(
     assert names[-1] == "worker_stopped"
 
 
-def test_a_real_model_answers_as_its_own_library_does(
-    start: Start, model: Path, redis_server_url: str, make_request
-) -> None:
+REAL = ("--dtype", "float32", "--kv-memory", "8MiB", "--threads", "1")
+
+
+def small_llama() -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,17 +124,100 @@ def test_a_real_model_answers_as_its_own_library_does(
         eos_token_id=None,
         pad_token_id=0,
     )
-    reference = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_real_model_answers_as_its_own_library_does(
+    start: Start, model: Path, redis_server_url: str, make_request
+) -> None:
+    import torch
+
+    reference = small_llama()
     reference.save_pretrained(model)
     prompt = (5, 7, 11, 13)
     with torch.inference_mode():
         wanted = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
-    options = ("--model", str(model), "--dtype", "float32", "--kv-memory", "8MiB", "--threads", "1")
-    start(*options, REDIS_URL=redis_server_url)
+    start("--model", str(model), *REAL, REDIS_URL=redis_server_url)
     sampling = SamplingParams(max_tokens=12, temperature=0)
     request = make_request(model="tiny", prompt_ids=prompt, sampling=sampling)
     (choice,) = asyncio.run(answer(redis_server_url, "tiny", request)).choices
     assert choice.token_ids == tuple(wanted[0, len(prompt) :].tolist())
+
+
+def test_a_worker_killed_amid_its_answers_changes_none_of_them(
+    start: Start, model: Path, redis_server_url: str, make_request
+) -> None:
+    """Sampled, with penalties and several choices, alone or together, here or by the next one
+    (which has too little memory for all of them)."""
+    small_llama().save_pretrained(model)
+    requests = [
+        make_request(
+            f"r{seed}",
+            model="tiny",
+            prompt_ids=(5, 7, 11 + seed),
+            stream=True,
+            sampling=SamplingParams(
+                max_tokens=300,
+                seed=seed,
+                n=1 + seed % 2,
+                temperature=1.0,
+                presence_penalty=0.4,
+                frequency_penalty=0.2,
+                repetition_penalty=1.1,
+                logit_bias=((3, 1.5),),
+            ),
+        )
+        for seed in range(4)
+    ]
+    options = ("--model", str(model), *REAL, "--lease-seconds", "3")
+
+    def worker(memory: str) -> subprocess.Popen[str]:
+        return start(*options, "--kv-memory", memory, REDIS_URL=redis_server_url)
+
+    answers = asyncio.run(survive(redis_server_url, requests, worker))
+    with OfflineEngine(
+        EngineSettings(model=str(model), dtype="float32", kv_memory=8 << 20, threads=1)
+    ) as engine:
+        for request in requests:
+            (alone,) = engine.generate([Prompt(request.prompt_ids, request.sampling)])
+            assert answers[request.request_id].choices == alone.choices
+            assert answers[request.request_id].attempt == 2
+
+
+async def survive(
+    url: str, requests: list[GenerateRequest], start: Callable[[str], subprocess.Popen[str]]
+) -> dict[str, Finished]:
+    """The answers, of which a first worker had begun all when it was killed."""
+    client = connect(url)
+    await client.flushall()
+    settings = QueueSettings.with_lease(3.0)
+    queue, events = RedisQueue(client, "tiny", settings), RedisEventStream(client, "tiny")
+    seen: list[GenerationEvent] = []
+
+    async def read() -> None:
+        entries = await events.read("c", 100, 0.2)
+        await events.ack([entry.entry_id for entry in entries])
+        seen.extend(entry.event for entry in entries if entry.event)
+
+    try:
+        async with asyncio.timeout(120):
+            await queue.enqueue(requests)
+            first = start("8MiB")
+            while sum(isinstance(event, Started) for event in seen) < len(requests):
+                await read()
+            first.kill()
+            assert not any(isinstance(event, Finished) for event in seen)
+            start("256KiB")
+            while len(done := [e for e in seen if isinstance(e, Finished)]) < len(requests):
+                lost = await queue.reap()
+                again = [r for r in requests if r.request_id in lost]
+                await queue.enqueue([msgspec.structs.replace(r, attempt=2) for r in again])
+                await read()
+                assert not any(isinstance(event, Failed) for event in seen), seen
+        return {event.request_id: event for event in done}
+    finally:
+        await queue.close()
+        await client.aclose()
 
 
 def test_a_folder_that_does_not_exist(start: Start, redis_server_url: str) -> None:
