@@ -54,19 +54,21 @@ def control_app(settings: Settings, runtime: Runtime) -> Celery:
         for name, seconds in _SECONDS.items()
     }
     tasks = CeleryTasks(app)
-    for name, work in works(tasks).items():
+    for name, work in works(tasks, runtime.is_stopping).items():
         _register(app, runtime, name, work)
     return app
 
 
-def works(tasks: Tasks) -> Mapping[str, Callable[..., Awaitable[object]]]:
+def works(
+    tasks: Tasks, is_stopping: Callable[[], bool] = lambda: False
+) -> Mapping[str, Callable[..., Awaitable[object]]]:
     """What each task does, given a context and the message's arguments."""
     return {
         names.VALIDATE: lambda context, batch_id: validate_batch(context, tasks, batch_id),
         names.FINALIZE: finalize_batch,
         names.INGEST: ingest,
         names.WITHDRAW: withdraw,
-        names.DELIVER: deliver,
+        names.DELIVER: lambda context: deliver(context, is_stopping),
         names.SWEEP_BATCHES: lambda context: sweep_batches(context, tasks),
         names.SWEEP_ADAPTERS: lambda context: send_ingests(context, tasks),
         names.SWEEP_JOBS: expire_jobs,

@@ -27,6 +27,7 @@ def run_control(settings: Settings) -> None:
     app = control_app(settings, runtime)
     signals.worker_process_init.connect(die_with_parent, weak=False)
     signals.beat_embedded_init.connect(die_with_parent, weak=False)
+    signals.worker_shutting_down.connect(runtime.stop, weak=False)
     signals.worker_process_shutdown.connect(runtime.close, weak=False)
     # Beat is a singleton: another control process of this directory may have it.
     with exclusive(settings.data / "beat.lock") as beats:

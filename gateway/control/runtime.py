@@ -6,6 +6,7 @@ Engines and sockets do not survive a fork, so nothing is opened in the parent.
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -35,6 +36,14 @@ class Runtime:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._opened: _Opened | None = None
+        self._stopping = mmap.mmap(-1, 1)  # shared with the pool; a lock could die with a child
+
+    def stop(self, **_: Any) -> None:
+        """In the parent: the pool's processes are to come to an end."""
+        self._stopping[0] = 1
+
+    def is_stopping(self) -> bool:
+        return self._stopping[0] == 1
 
     def run(self, name: str, work: Work) -> None:
         """An outage ends the task quietly: a sweep will send it again."""

@@ -28,7 +28,7 @@ class CreateJob(BaseModel):
     metadata: Metadata | None = None
     priority: Priority = "standard"
     deadline: int | None = Field(None, ge=0, le=2**40)
-    webhook: str | None = Field(None, min_length=1)
+    webhook: str | None = Field(None, min_length=1, max_length=2048)
 
 
 class JobResponse(BaseModel):

@@ -26,39 +26,36 @@ from gateway.webhooks.shares import Busy, shares
 from gateway.webhooks.signing import signed_headers
 
 BUDGET_SECONDS = 25.0
+STOP_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
 _GATHER_SECONDS = 0.02
 
 _log = structlog.get_logger(__name__)
 
-Open = Callable[[Context], Sender]
 
-
-def open_sender(context: Context) -> Sender:
-    return Sender(context.settings)
-
-
-async def deliver(
-    context: Context, budget: float = BUDGET_SECONDS, open_sender: Open = open_sender
-) -> int:
-    """Returns how many attempts were made."""
+async def deliver(context: Context, is_stopping: Callable[[], bool] = lambda: False) -> int:
+    """Returns how many attempts were made. Once `is_stopping` nothing new is taken, and what is
+    on its way has some seconds."""
     async with AsyncExitStack() as stack:
-        sender = open_sender(context)
+        sender = Sender(context.settings)
         stack.push_async_callback(sender.close)
-        deliverer = Deliverer(context, sender)
+        deliverer = Deliverer(context, sender, is_stopping)
         stack.push_async_callback(deliverer.stop)
         # Of the processes that share a data directory one takes deliveries, and one may still
         # wait for its last: receivers never keep all of them from other work.
         with exclusive(context.settings.data / "webhooks.lock") as ours:
             if ours:
-                await deliverer.take_for(budget)
+                await deliverer.take_for(BUDGET_SECONDS)
         await deliverer.drain()
     return deliverer.attempts
 
 
 class Deliverer:
-    def __init__(self, context: Context, sender: Sender) -> None:
+    def __init__(
+        self, context: Context, sender: Sender, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self.attempts = 0
+        self._is_stopping = is_stopping
         self._context = context
         self._sender = sender
         self._on_way: dict[asyncio.Task[Outcome], Claim] = {}
@@ -66,14 +63,17 @@ class Deliverer:
     async def take_for(self, seconds: float) -> None:
         """Until nothing is due, or on its way."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and not self._is_stopping():
             await self._take()
             if not self._on_way:
                 return
             await self._record_ended()
 
     async def drain(self) -> None:
-        while self._on_way:
+        until = None
+        while self._on_way and (until is None or time.monotonic() < until):
+            if until is None and self._is_stopping():
+                until = time.monotonic() + STOP_SECONDS
             await self._record_ended()
 
     async def stop(self) -> None:

@@ -82,12 +82,14 @@ def _advance(
 
 
 def _judge(endpoint: WebhookEndpoint, outcome: Outcome, now: int, threshold: int) -> None:
+    """A receiver that says it is gone has not failed."""
+    if outcome.gone:
+        if endpoint.kind == "endpoint" and endpoint.disabled_at is None:
+            endpoint.disabled_at, endpoint.disabled_reason = now, "gone"
+        return
     health = Health(endpoint.failures, endpoint.paused_until)
     if outcome.succeeded:
         health = after_success()
-    elif outcome.gone and endpoint.kind == "endpoint":
-        endpoint.disabled_at, endpoint.disabled_reason = endpoint.disabled_at or now, "gone"
     else:
         health = after_failure(health, now, threshold, outcome.retry_after_ms)
-    if (endpoint.failures, endpoint.paused_until) != (health.failures, health.paused_until):
-        endpoint.failures, endpoint.paused_until = health.failures, health.paused_until
+    endpoint.failures, endpoint.paused_until = health.failures, health.paused_until

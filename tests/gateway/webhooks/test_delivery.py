@@ -16,9 +16,10 @@ from standardwebhooks import Webhook
 from gateway.kit.clock import now_ms
 from gateway.models import WebhookDelivery
 from gateway.webhooks import delivery as delivery_module
-from gateway.webhooks.delivery import Deliverer, deliver, open_sender
+from gateway.webhooks.delivery import Deliverer, deliver
 from gateway.webhooks.events import EVENT_TYPES
 from gateway.webhooks.schedule import DELAYS_MS, JITTER
+from gateway.webhooks.sending import Sender
 from tests.gateway.webhooks import conftest as receivers
 from tests.gateway.webhooks.conftest import Hooks, Receiver, data_id, status, until
 
@@ -187,7 +188,7 @@ async def test_a_claim_is_made_once(hooks: Hooks, receiver: Receiver) -> None:
     """However many processes deliver at the same time."""
     await hooks.add(receiver.url())
     events = [await hooks.tell(id=f"batch_{n}") for n in range(30)]
-    senders = [open_sender(hooks.context) for _ in range(3)]
+    senders = [Sender(hooks.context.settings) for _ in range(3)]
     deliverers = [Deliverer(hooks.context, sender) for sender in senders]
     await asyncio.gather(*(each.take_for(20) for each in deliverers))
     assert sum(each.attempts for each in deliverers) == 30

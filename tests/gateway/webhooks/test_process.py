@@ -24,7 +24,7 @@ CONTROL = (
 
 
 @asynccontextmanager
-async def control(settings: Settings, log: Path) -> AsyncIterator[None]:
+async def control(settings: Settings, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """Killed at the end, with its pool."""
     environment = {
         **os.environ,
@@ -32,15 +32,17 @@ async def control(settings: Settings, log: Path) -> AsyncIterator[None]:
         "REDIS_URL": settings.redis_url.get_secret_value() if settings.redis_url else "",
         "BATTEN_DATA": str(settings.data),
         "BATTEN_WEBHOOK_ALLOW_PRIVATE": "1",
+        "BATTEN_WEBHOOK_TIMEOUT_SECONDS": "25",
     }
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CONTROL, env=environment, stdout=output, stderr=output
         )
     try:
-        yield
+        yield process
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 
@@ -68,3 +70,17 @@ async def test_what_a_killed_process_had_sent_is_sent_again(
     assert first.id == event_id
     assert "whsec_" not in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_process_that_is_to_stop_waits_a_little_for_receivers(
+    hooks: Hooks, receiver: Receiver, settings: Settings, tmp_path: Path
+) -> None:
+    receiver.answers["/hook"] = receivers.hang
+    await hooks.add(receiver.url("/hook"))
+    event_id = await hooks.tell()
+    async with control(settings, tmp_path / "control.log") as process:
+        await receivers.until(lambda: len(receiver.received) == 1, BOUND)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), BOUND) == 0
+    assert (await hooks.delivery(event_id))["attempts"] == []  # its lease brings it back
