@@ -7,6 +7,7 @@ override them. Every limit has its default here.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -60,6 +61,11 @@ class Settings(BaseSettings):
         30.0, gt=0, description="Work on a batch that says nothing for so long is begun again"
     )
     default_max_tokens: int = Field(1024, ge=1, description="max_tokens when a body names none")
+    generation_config: Literal["auto", "neutral"] = Field(
+        "auto",
+        description="Sampling parameters that a request leaves out: auto takes the base model's "
+        "generation_config.json, neutral never; the same in every process",
+    )
     file_bytes: int = Field(200 * 2**20, ge=1, description="Largest uploaded file")
     batch_lines: int = Field(50_000, ge=1, description="Most lines of a batch")
     line_bytes: int = Field(2**20, ge=1, description="Longest line of a batch file")

@@ -2,7 +2,8 @@
 
     body → parse (shape, ranges, names) → Generation → fit (context, what workers can hold)
 
-Parsing is pure: the same body and seed give the same Generation at submission and at dispatch.
+Parsing is pure: the same body, seed and model files give the same Generation at submission and
+at dispatch.
 """
 
 from __future__ import annotations
@@ -128,13 +129,16 @@ def _sampling(
         max_tokens=max_tokens or 0,
         seed=pinned & parameters.MAX_SEED,
         n=parameters.integer(body, "n", 1, parameters.MAX_CHOICES) or 1,
-        top_k=parameters.top_k(body),
+        top_k=parameters.top_k(body, prompts.sampling_defaults),
         logit_bias=parameters.logit_bias(body, prompts.vocabulary),
         logprobs=_chat_logprobs(body) if endpoint == CHAT else _completion_logprobs(body),
         stop=parameters.stops(body),
         ignore_eos=parameters.boolean(body, "ignore_eos"),
         stop_token_ids=prompts.stop_token_ids,
-        **{name: parameters.number(body, name) for name in parameters.FLOATS},
+        **{
+            name: parameters.number(body, name, prompts.sampling_defaults)
+            for name in parameters.FLOATS
+        },
     )
 
 

@@ -85,12 +85,12 @@ def refuse_unsupported(body: Body, honoured: Collection[str]) -> None:
             )
 
 
-def number(body: Body, name: str) -> float:
-    """Raises BadRequest."""
-    default, allowed = FLOATS[name]
+def number(body: Body, name: str, defaults: Mapping[str, float]) -> float:
+    """`defaults` are the model's own. Raises BadRequest."""
+    neutral, allowed = FLOATS[name]
     value = body.get(name)
     if value is None:
-        return default
+        return float(defaults.get(name, neutral))
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, "a number")
     try:
@@ -122,9 +122,10 @@ def boolean(body: Body, name: str) -> bool:
     return bool(value)
 
 
-def top_k(body: Body) -> int:
-    """0 and -1 both mean all tokens. Raises BadRequest."""
-    return max(integer(body, "top_k", -1, 2**31 - 1) or 0, 0)
+def top_k(body: Body, defaults: Mapping[str, float]) -> int:
+    """0 and -1 both mean all tokens. `defaults` are the model's own. Raises BadRequest."""
+    value = integer(body, "top_k", -1, 2**31 - 1)
+    return int(defaults.get("top_k", 0)) if value is None else max(value, 0)
 
 
 def stops(body: Body) -> tuple[str, ...]:

@@ -28,11 +28,13 @@ class Context:
     queues: Queues
     templates: TemplateProcess
     secret_key: bytes = field(repr=False)
-    prompts: PromptsCatalogue = field(default_factory=PromptsCatalogue)
     shared_prefixes: SharedPrefixTable = field(default_factory=SharedPrefixTable)
+    prompts: PromptsCatalogue = field(init=False)
     lookups: Lookups = field(init=False)
 
     def __post_init__(self) -> None:
+        neutral = self.settings.generation_config == "neutral"
+        object.__setattr__(self, "prompts", PromptsCatalogue(neutral))
         object.__setattr__(self, "lookups", Lookups(self.database))
 
 

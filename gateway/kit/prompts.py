@@ -11,15 +11,20 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer as FastTokenizer
 
+from gateway.kit.generation_config import sampling_defaults
 from gateway.kit.template_process import IsolatedTemplate, TemplateProcess
 from gateway.kit.templates import ChatTemplate
 
-_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
+_FILES = [
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
+    "generation_config.json",
+]
 _INLINE_CHARS = 4096
 
 
@@ -40,11 +45,14 @@ class Prompts:
         template: ChatTemplate | IsolatedTemplate | None,
         special_tokens: Mapping[str, str],
         stop_token_ids: tuple[int, ...] = (),
+        sampling_defaults: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """`stop_token_ids` end answers, as well as what ends the model's."""
+        """`stop_token_ids` end answers, as well as what ends the model's. `sampling_defaults`
+        are of parameters that a request leaves out."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         self.stop_token_ids = stop_token_ids
+        self.sampling_defaults = sampling_defaults
         self._template = template
         self._bos = special_tokens.get("bos_token", "")
         self._byte_level = _is_byte_level(tokenizer)
@@ -56,7 +64,11 @@ class Prompts:
         template = None if source is None else IsolatedTemplate(process, source, tokens)
         stop = format["stop_token_id"]
         return Prompts(
-            self._tokenizer, template, self._special_tokens, () if stop is None else (stop,)
+            self._tokenizer,
+            template,
+            self._special_tokens,
+            () if stop is None else (stop,),
+            self.sampling_defaults,
         )
 
     @property
@@ -111,9 +123,11 @@ class Prompts:
 
 
 class PromptsCatalogue:
-    """Prompts by source, loaded once each, off the event loop."""
+    """Prompts by source, loaded once each, off the event loop. `neutral`: models' own sampling
+    defaults are left alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, neutral: bool = False) -> None:
+        self._neutral = neutral
         self._loaded: dict[str, Prompts] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -122,7 +136,9 @@ class PromptsCatalogue:
         if source not in self._loaded:
             async with self._locks.setdefault(source, asyncio.Lock()):
                 if source not in self._loaded:
-                    self._loaded[source] = await asyncio.to_thread(load_prompts, source)
+                    self._loaded[source] = await asyncio.to_thread(
+                        load_prompts, source, self._neutral
+                    )
         return self._loaded[source]
 
 
@@ -131,7 +147,7 @@ def is_small(text_chars: int) -> bool:
     return text_chars <= _INLINE_CHARS
 
 
-def load_prompts(source: str) -> Prompts:
+def load_prompts(source: str, neutral: bool = False) -> Prompts:
     """Raises PromptsUnavailable."""
     folder = prompts_folder(source)
     path = folder / "tokenizer.json"
@@ -147,7 +163,9 @@ def load_prompts(source: str) -> Prompts:
     special_tokens = special_tokens_of(config)
     text = template_text(folder, config)
     template = None if text is None else ChatTemplate(text, special_tokens)
-    return Prompts(tokenizer, template, special_tokens)
+    generation = {} if neutral else read_json(folder / "generation_config.json")
+    defaults = sampling_defaults(generation, source)
+    return Prompts(tokenizer, template, special_tokens, sampling_defaults=defaults)
 
 
 def prompts_folder(source: str) -> Path:

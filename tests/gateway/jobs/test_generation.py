@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +177,36 @@ def test_order_follows_due_time_then_shared_prefix() -> None:
     first, second, third = (queue_order(key) for key in keys)
     assert first == second < third
     assert queue_order(sort_key(1_000, "r2", "be brief")) != first
+
+
+@pytest.fixture
+def opinionated(tiny_model: Path, tmp_path: Path) -> Path:
+    """A model whose makers recommend how to sample."""
+    folder = tmp_path / "opinionated"
+    shutil.copytree(tiny_model, folder)
+    config = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    ignored = {"do_sample": False, "max_new_tokens": 5, "min_p": 7, "eos_token_id": 2}
+    (folder / "generation_config.json").write_text(json.dumps(config | ignored))
+    return folder
+
+
+def test_a_models_own_sampling_defaults_fill_what_is_left_out(opinionated: Path) -> None:
+    generation = parse_generation(CHAT, BODY | {"top_p": None}, load_prompts(str(opinionated)), 3)
+    assert generation.max_tokens is None
+    assert generation.sampling == SamplingParams(
+        max_tokens=0, seed=3, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
+    )
+
+
+def test_explicit_values_win_even_neutral_ones(opinionated: Path) -> None:
+    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "repetition_penalty": 1}
+    prompts = load_prompts(str(opinionated))
+    for body in (neutral, neutral | {"top_k": -1}):
+        assert parse_generation(CHAT, BODY | body, prompts, 3).sampling == SamplingParams(
+            max_tokens=0, seed=3
+        )
+
+
+def test_the_models_defaults_can_be_turned_off(opinionated: Path) -> None:
+    prompts = load_prompts(str(opinionated), neutral=True)
+    assert parse_generation(CHAT, BODY, prompts, 3).sampling == SamplingParams(max_tokens=0, seed=3)
