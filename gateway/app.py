@@ -25,6 +25,7 @@ from gateway.kit.context import open_context
 from gateway.kit.edge import RequestEdge
 from gateway.kit.error_handlers import install_error_handlers
 from gateway.kit.metrics import Metrics
+from gateway.kit.openapi import document
 from gateway.kit.tasks import SweptTasks, Tasks
 from gateway.settings import Settings
 from gateway.system_prompts import endpoints as system_prompts
@@ -70,7 +71,8 @@ def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:
     app = FastAPI(title="Batten", version=version("batten"), lifespan=lifespan)
     app.state.metrics = metrics
     app.state.tasks = tasks or SweptTasks()
-    install_error_handlers(app)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    install_error_handlers(app, ROUTERS)
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(RequestEdge, body_bytes=settings.body_bytes, metrics=metrics)

@@ -40,7 +40,15 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+class Readiness(BaseModel):
+    """`workers`: live ones by model; None while Redis does not answer."""
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, Literal["ok", "unavailable"]]
+    workers: dict[str, int] | None
+
+
+@router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 async def readyz(context: AppContext) -> JSONResponse:
     """The database and Redis answer too: 200, else 503 and which one does not. `workers` counts
     the live ones of each model: 0 is no reason to send no traffic, as batches and jobs wait."""
@@ -66,8 +74,13 @@ async def workers(context: AppContext, operator: AdminPrincipal) -> WorkerList:
     return WorkerList(data=[WorkerObject.model_validate(to_builtins(info)) for info in live])
 
 
-@router.get("/metrics", include_in_schema=False)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request) -> Response:
+    """Of this process, for Prometheus."""
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 

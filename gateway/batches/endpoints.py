@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -103,7 +103,15 @@ async def cancel_batch(
     return show_batch(batch)
 
 
-@router.get("/{batch_id}/results", response_class=StreamingResponse)
+_LINES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One JSON object a line",
+        "content": {"application/jsonl": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.get("/{batch_id}/results", response_class=StreamingResponse, responses=_LINES)
 async def get_results(
     batch_id: str, context: AppContext, principal: CurrentPrincipal
 ) -> StreamingResponse:

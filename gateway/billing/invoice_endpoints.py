@@ -50,7 +50,12 @@ async def list_invoices(
     return listed
 
 
-@router.get("/v1/invoices/{invoice_id}.csv", tags=["usage"], response_class=Response)
+@router.get(
+    "/v1/invoices/{invoice_id}.csv",
+    tags=["usage"],
+    response_class=Response,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
 async def get_invoice_csv(
     invoice_id: str, context: AppContext, principal: CurrentPrincipal
 ) -> Response:

@@ -12,6 +12,7 @@ from gateway.auth.dependencies import CurrentPrincipal
 from gateway.auth.idempotency import REPLAYED, CurrentIdempotency, body_fingerprint
 from gateway.chat import service
 from gateway.chat.responses import EventStream, disconnected
+from gateway.chat.schemas import documented
 from gateway.chat.streaming import (
     AnsweredWithError,
     StreamOptions,
@@ -29,12 +30,6 @@ JsonBody = Annotated[dict[str, Any], Body()]
 T = TypeVar("T")
 
 _SLOW_CLIENT_SECONDS = 60.0
-_DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream` its chunks as server-sent events",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
 
 
 async def current_caller(
@@ -49,14 +44,14 @@ async def current_caller(
 CurrentCaller = Annotated[service.Caller, Depends(current_caller)]
 
 
-@router.post("/chat/completions", response_class=JSONResponse, responses=_DOCUMENTED)
+@router.post("/chat/completions", response_class=JSONResponse, **documented(CHAT))
 async def create_chat_completion(
     request: Request, body: JsonBody, context: AppContext, caller: CurrentCaller
 ) -> Response:
     return await _answer(request, context, caller, CHAT, body)
 
 
-@router.post("/completions", response_class=JSONResponse, responses=_DOCUMENTED)
+@router.post("/completions", response_class=JSONResponse, **documented(COMPLETIONS))
 async def create_completion(
     request: Request, body: JsonBody, context: AppContext, caller: CurrentCaller
 ) -> Response:

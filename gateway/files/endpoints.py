@@ -101,7 +101,15 @@ async def delete_file(
     return FileDeleted(id=file_id)
 
 
-@router.get("/{file_id}/content", response_class=Response)
+_BYTES = {"content": {"application/octet-stream": {"schema": {"format": "binary"}}}}
+_RANGES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "All bytes", **_BYTES},
+    206: {"description": "The range of bytes that was asked for", **_BYTES},
+    416: {"description": "The file has no such bytes"},
+}
+
+
+@router.get("/{file_id}/content", response_class=Response, responses=_RANGES)
 async def get_content(
     file_id: str,
     context: AppContext,

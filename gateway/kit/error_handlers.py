@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from obstore.exceptions import BaseError as StoreError
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from gateway.errors import ApiError, BadRequest, Unavailable
 from worker.queue.base import QueueUnavailable
@@ -22,10 +23,27 @@ RETRY_AFTER_SECONDS = 2
 _log = structlog.get_logger(__name__)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI, routers: Sequence[APIRouter] = ()) -> None:
+    """`routers` know which methods a path has."""
+    routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        answer = _http(request, error)
+        if error.status_code == 405:
+            path = request.url.path
+            methods = {
+                method
+                for route in routes
+                if route.path_regex.match(path)
+                for method in route.methods or ()
+            }
+            answer.headers["Allow"] = ", ".join(sorted(methods))
+        return answer
+
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(DataError, _unstorable)
     for error in (QueueUnavailable, OperationalError, InterfaceError, PoolTimeout, StoreError):
         app.add_exception_handler(error, _unavailable)
@@ -75,8 +93,7 @@ async def _unstorable(request: Request, error: Exception) -> JSONResponse:
     )
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+def _http(request: Request, error: HTTPException) -> JSONResponse:
     code = None
     match error.status_code:
         case 404:
@@ -118,7 +135,8 @@ def validation_error(errors: Sequence[Any]) -> BadRequest:
 
 def _reason(error: Any) -> str:
     reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
-    return reason[:1].lower() + reason[1:]
+    acronym = reason[1:2].isupper()
+    return reason if acronym else reason[:1].lower() + reason[1:]
 
 
 def _path(loc: tuple[str | int, ...]) -> str | None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import redis
+
+from tests.gateway.served import served
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -29,52 +24,11 @@ CONNECTIONS = 16
 TOKENS = 8
 
 
-@contextmanager
-def process(*words: str, **environment: str) -> Iterator[psutil.Process]:
-    ours = ("BATTEN_", "DATABASE_URL", "REDIS_URL", "LOG_LEVEL")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    child = subprocess.Popen([sys.executable, "-m", *words], env=kept | environment)
-    try:
-        yield psutil.Process(child.pid)
-    finally:
-        child.terminate()
-        assert child.wait(60) == 0
-
-
 @pytest.fixture
 def system(settings: Any, tiny_model: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """The API's port and process; a collector and a worker with the null engine run too."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        "BATTEN_DATA": str(settings.data),
-        "BATTEN_MODEL": str(tiny_model),
-        "BATTEN_ENGINE": "null",
-        "BATTEN_NULL_DELAY": "0.01",
-        "BATTEN_LOG_LEVEL": "ERROR",
-        "BATTEN_REDIS_CONNECTIONS": str(CONNECTIONS),
-        "DATABASE_URL": settings.effective_database_url,
-        "REDIS_URL": settings.redis_url.get_secret_value(),
-        "OMP_NUM_THREADS": "1",
-    }
-    with ExitStack() as stack:
-        api = stack.enter_context(process("gateway", "api", "--port", str(port), **environment))
-        for words in (("gateway", "collector"), ("worker",)):
-            stack.enter_context(process(*words, **environment))
-        deadline = time.monotonic() + 60
-        while not ready(port):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        yield port, api
-
-
-def ready(port: int) -> bool:
-    try:
-        answer = httpx.get(f"http://127.0.0.1:{port}/readyz")
-    except httpx.TransportError:
-        return False
-    return answer.status_code == 200 and bool(sum((answer.json()["workers"] or {}).values()))
+    options = {"BATTEN_NULL_DELAY": "0.01", "BATTEN_REDIS_CONNECTIONS": str(CONNECTIONS)}
+    with served(settings, tiny_model, **options) as running:
+        yield running
 
 
 async def ask(port: int, key: str, reads: asyncio.Event | None = None, **body: Any) -> bytes:
