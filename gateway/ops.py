@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import GaugeMetricFamily
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.adapters.repository import BaseModelRepository
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.jobs import operations
 from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
-from worker.queue.base import QueueUnavailable
+from gateway.kit.statistics import families
+from worker.queue.base import ClassDepth, QueueUnavailable
 
 router = APIRouter(tags=["ops"])
 
@@ -79,9 +83,29 @@ async def workers(context: AppContext, operator: AdminPrincipal) -> WorkerList:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(request: Request) -> Response:
-    """Of this process, for Prometheus."""
-    return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request, context: AppContext) -> Response:
+    """For Prometheus: this process's HTTP requests, and of the whole deployment, the same from
+    every process, latencies, tokens and queues. Without Redis or the database only the former."""
+    try:
+        depths = await operations.depths(context)
+        counts = await context.queues.statistics.read()
+        shared = [*families(counts), _queue_family(depths)]
+    except (QueueUnavailable, SQLAlchemyError):
+        shared = []
+    return Response(request.app.state.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
+
+
+def _queue_family(depths: Mapping[str, Mapping[str, ClassDepth]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "batten_queue_requests",
+        "Requests in the queue in Redis: ready, and held by workers",
+        labels=["model", "class", "state"],
+    )
+    for model, classes in depths.items():
+        for name, depth in classes.items():
+            family.add_metric([model, name, "ready"], depth.ready)
+            family.add_metric([model, name, "leased"], depth.leased)
+    return family
 
 
 async def _models(context: Context) -> list[str] | None:

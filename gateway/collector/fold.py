@@ -15,10 +15,12 @@ import structlog
 from sqlalchemy import select
 
 from gateway.collector.effects import Effects, effects_of
+from gateway.collector.observations import counts_of
 from gateway.jobs.locking import Locked, Standing, lock
 from gateway.jobs.responses import answered, not_recorded, response_body
 from gateway.jobs.settlement import Settlement, settle
 from gateway.jobs.states import OUT, TERMINAL
+from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.kit.endurance import OUTAGES
@@ -30,7 +32,7 @@ from gateway.models import Request
 from gateway.webhooks.service import has_deliveries
 from worker.protocol.messages import Finished, GenerationEvent
 from worker.protocol.types import RequestId
-from worker.queue.base import EventStream, RequestQueue, StreamEntry
+from worker.queue.base import EventStream, QueueUnavailable, RequestQueue, StreamEntry
 
 EVENTS_PER_TRANSACTION = 500
 
@@ -45,6 +47,7 @@ class Folded:
     ready_batches: tuple[str, ...] = ()
     freed: bool = False
     deliveries: bool = False
+    answers: tuple[tuple[Standing, Finished], ...] = ()
 
 
 class Fold:
@@ -82,7 +85,17 @@ class Fold:
             await self._tasks.send(FINALIZE, batch_id)
         if folded.deliveries:
             await self._tasks.send(DELIVER)
+        await self._count(folded)
         return folded.freed
+
+    async def _count(self, folded: Folded) -> None:
+        """Best effort: a statistic that an outage loses is lost."""
+        if folded.answers:
+            try:
+                counts = counts_of(folded.answers, now_ms())
+                await self._context.queues.statistics.add(counts)
+            except QueueUnavailable as error:
+                _log.warning("statistics_not_counted", error=str(error))
 
     async def _commit_all(self, events: Sequence[GenerationEvent]) -> Folded:
         """An event that cannot be recorded must not hold up the others, nor come again for
@@ -126,7 +139,20 @@ class Fold:
             or locked.requests[event.request_id].state in TERMINAL
         }
         batches = dict.fromkeys([*ready, *cancelling])
-        return Folded(tuple(sorted(ended)), tuple(batches), effects.freed, has_deliveries(session))
+        answers = tuple(
+            (locked.requests[event.request_id], event)
+            for event in events
+            if isinstance(event, Finished)
+            and (settled := effects.settlements.get(event.request_id)) is not None
+            and settled.usage is event.usage
+        )
+        return Folded(
+            tuple(sorted(ended)),
+            tuple(batches),
+            effects.freed,
+            has_deliveries(session),
+            answers,
+        )
 
     def _answer(self, row: Standing, finished: Finished) -> Settlement:
         body = response_body(answered(row), finished, self._prompts)
@@ -149,6 +175,7 @@ def _joined(parts: Sequence[Folded]) -> Folded:
         tuple(dict.fromkeys(batch_id for part in parts for batch_id in part.ready_batches)),
         any(part.freed for part in parts),
         any(part.deliveries for part in parts),
+        tuple(answer for part in parts for answer in part.answers),
     )
 
 

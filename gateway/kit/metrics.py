@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 
 class Metrics:
@@ -23,5 +27,16 @@ class Metrics:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+    def render(self, others: Iterable[Any]) -> bytes:
+        """This process's metrics, and families made for this scrape."""
+        made = CollectorRegistry(auto_describe=False)
+        made.register(_Families(others))
+        return generate_latest(self.registry) + generate_latest(made)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Any]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Any]:
+        return self._families

@@ -5,6 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from gateway.kit.rates import Rates
+from gateway.kit.statistics import Statistics
 from worker.queue.base import (
     CompletionBell,
     EventStream,
@@ -43,6 +44,7 @@ class Queues:
         self.directory: WorkerDirectory = RedisWorkerDirectory(self._client)
         self.bell: CompletionBell = RedisCompletionBell(self._client, self._channels)
         self.rates = Rates(self._client)
+        self.statistics = Statistics(self._client)
 
     def queue(self, model: str) -> RequestQueue:
         if model not in self._queues:

@@ -32,6 +32,7 @@ from worker.protocol.messages import (
 from worker.protocol.types import (
     AdapterRef,
     Choice,
+    ComputeTimes,
     SamplingParams,
     TokenLogprob,
     TokenUsage,
@@ -112,6 +113,13 @@ EVENTS = {
         choices=(FIRST, SECOND),
         usage=TokenUsage(prompt=3, cached=1, completion=2),
         worker="w1",
+    ),
+    "finished_timed": Finished(
+        **NAMED,
+        choices=(FIRST, SECOND),
+        usage=TokenUsage(prompt=3, cached=1, completion=2),
+        worker="w1",
+        times=ComputeTimes(prefill=0.25, decode=1.5),
     ),
     "failed": Failed(**NAMED, code="engine_error", message="no", retryable=True),
     "lease_lost": LeaseLost(**NAMED, worker="w1", alone=True),

@@ -53,13 +53,14 @@ class ActiveRequest:
         logprobs = None if logprob is None else (logprob,)
         return DeltaOutput(self.request_id, choice, index, (token_id,), new, logprobs)
 
-    def finished(self) -> FinishedOutput:
-        """The answer. Prompt tokens count once, those cached as the first choice found them."""
+    def finished(self, now: float) -> FinishedOutput:
+        """The answer, at this time of the engine's clock. Prompt tokens count once, those cached
+        as the first choice found them."""
         first = self.sequences[0]
         completion = sum(len(sequence.output_ids) for sequence in self.sequences)
         usage = TokenUsage(len(first.prompt_ids), first.num_cached, completion)
         choices = tuple(map(_choice, self.sequences, self.texts))
-        return FinishedOutput(self.request_id, choices, usage)
+        return FinishedOutput(self.request_id, choices, usage, self.times.computing(now))
 
 
 def _choice(sequence: Sequence, text: ChoiceText) -> Choice:

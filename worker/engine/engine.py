@@ -244,7 +244,7 @@ class Engine:
             del self._requests[request.request_id]
             self.counters.finished += 1
             self.latencies.finished(request.times, now)
-            self._outputs.append(request.finished())
+            self._outputs.append(request.finished(now))
 
     def _fail(self, request_id: RequestId, code: StepFailureCode, message: str) -> None:
         request = self._requests.get(request_id)

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worker.protocol.types import ComputeTimes
+
 Phase = Literal["queue", "prefill", "decode", "e2e"]
 PHASES: tuple[Phase, ...] = ("queue", "prefill", "decode", "e2e")
 
@@ -44,6 +46,12 @@ class RequestTimes:
     computed: float | None = None
     answered: float | None = None
 
+    def computing(self, now: float) -> ComputeTimes:
+        """Of a request whose last token has just come."""
+        if self.computed is None or self.answered is None:
+            raise ValueError("a request finished before its first token")
+        return ComputeTimes(self.answered - self.computed, now - self.answered)
+
 
 @dataclass(slots=True)
 class Latencies:
@@ -56,12 +64,12 @@ class Latencies:
 
     def finished(self, times: RequestTimes, now: float) -> None:
         """A request that was computed and answered has its last token."""
-        if times.computed is None or times.answered is None:
-            raise ValueError("a request finished before its first token")
-        self._observe("queue", times.computed - times.added)
-        self._observe("prefill", times.answered - times.computed)
-        self._observe("decode", now - times.answered)
-        self._observe("e2e", now - times.added)
+        computing = times.computing(now)
+        whole = now - times.added
+        self._observe("queue", whole - computing.prefill - computing.decode)
+        self._observe("prefill", computing.prefill)
+        self._observe("decode", computing.decode)
+        self._observe("e2e", whole)
 
     def snapshot(self) -> dict[Phase, Histogram]:
         return {

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from worker.protocol.types import Choice, RequestId, TokenLogprob, TokenUsage
+from worker.protocol.types import Choice, ComputeTimes, RequestId, TokenLogprob, TokenUsage
 
 StepFailureCode = Literal["adapter_unavailable", "adapter_invalid", "numerical_error"]
 
@@ -39,6 +39,7 @@ class FinishedOutput:
     request_id: RequestId
     choices: tuple[Choice, ...]
     usage: TokenUsage
+    times: ComputeTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import msgspec
 from worker.protocol.types import (
     AdapterRef,
     Choice,
+    ComputeTimes,
     RequestClass,
     RequestId,
     SamplingParams,
@@ -87,11 +88,12 @@ class Delta(_Event, frozen=True, tag="delta"):
 
 
 class Finished(_Event, frozen=True, tag="finished"):
-    """All choices are complete."""
+    """All choices are complete. `times` is None where an older release tells none."""
 
     choices: tuple[Choice, ...]
     usage: TokenUsage
     worker: str
+    times: ComputeTimes | None = None
 
 
 class Failed(_Event, frozen=True, tag="failed"):

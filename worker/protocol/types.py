@@ -85,6 +85,13 @@ class TokenUsage(msgspec.Struct, frozen=True):
     completion: int
 
 
+class ComputeTimes(msgspec.Struct, frozen=True):
+    """Seconds that a worker computed for a request: until its first token, and from there on."""
+
+    prefill: float
+    decode: float
+
+
 class Capacity(msgspec.Struct, frozen=True):
     """What a worker can take right now; `claim` answers with requests that fit in it.
 

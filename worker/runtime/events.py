@@ -38,7 +38,12 @@ def to_event(output: EngineOutput, request: GenerateRequest, worker: str) -> Gen
             )
         case FinishedOutput():
             return Finished(
-                request.request_id, request.attempt, output.choices, output.usage, worker
+                request.request_id,
+                request.attempt,
+                output.choices,
+                output.usage,
+                worker,
+                output.times,
             )
         case FailedOutput():
             return Failed(
