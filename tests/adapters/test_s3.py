@@ -89,7 +89,7 @@ def fragile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_store_that_hangs_or_dies_is_given_up_and_found_again(
-    fragile: S3Server, tmp_path: Path
+    fragile: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = open_store(fragile.make_bucket("fragile"), seconds=0.5)
     store = AdapterStore(bucket, tmp_path / "cache")
@@ -103,8 +103,10 @@ def test_a_store_that_hangs_or_dies_is_given_up_and_found_again(
         assert error.code == "adapter_unavailable"
         assert str(error).startswith("the object store did not answer for adapters/")
         assert fragile.endpoint not in str(error)
+        assert "was not asked again" in str(load_error(store, "0" * 64))
         assert store.fetch(known).is_dir(), "what was fetched before is on disk"
         heal()
+        monkeypatch.setattr(store, "_away_until", 0.0)
     bucket = open_store(fragile.make_bucket("fragile"), seconds=2)
     publish(bucket, tmp_path, 1)
     assert store.fetch(other).is_dir()

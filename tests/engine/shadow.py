@@ -141,6 +141,9 @@ class ShadowResidency:
         self.loaded: OrderedDict[str, int] = OrderedDict()
         self.loading: dict[str, list[int]] = {}
 
+    def prefetch(self, adapter: AdapterRef) -> None:
+        return None
+
     def prepare(self, adapter: AdapterRef) -> bool:
         digest = adapter.digest
         if digest in self.broken:

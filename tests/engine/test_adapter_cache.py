@@ -285,3 +285,66 @@ def test_an_adapter_with_more_than_the_worker_has_is_invalid(make):
     f.source.biased = {"a"}
     assert f.fail(A).code == "adapter_invalid"
     assert f.cache.free_rank() == 8
+
+
+def test_what_is_prefetched_is_read_before_there_are_rows():
+    fixture = Fixture(4)
+    first, second = AdapterRef("first", 4), AdapterRef("second", 4)
+    fixture.load(first)
+    fixture.cache.pin(first)
+    fixture.cache.prefetch(second)
+    fixture.cache.prefetch(second)
+    while second.digest not in fixture.cache.resident():
+        assert not fixture.cache.prepare(second), "no rows are free"
+    fixture.cache.unpin(first)
+    fixture.load(second)
+    assert fixture.source.loads == ["first", "second"]
+
+
+def test_a_prefetch_that_fails_is_told_by_prepare():
+    fixture = Fixture(4)
+    ref = AdapterRef("gone", 4)
+    fixture.source.errors["gone"] = AdapterLoadError("adapter_unavailable", "not there")
+    fixture.cache.prefetch(ref)
+    assert fixture.cache.prepare(ref) is False
+    assert fixture.changed.acquire(timeout=10)
+    with pytest.raises(AdapterLoadError, match="not there"):
+        fixture.cache.prepare(ref)
+
+
+def test_an_adapter_that_is_long_in_coming_holds_up_no_other():
+    fixture = Fixture(8)
+    slow, quick = AdapterRef("slow", 4), AdapterRef("quick", 4)
+    arrived, gate = threading.Event(), threading.Event()
+    read = fixture.source.__call__
+
+    def source(ref):
+        if ref == slow:
+            arrived.set()
+            assert gate.wait(10)
+        return read(ref)
+
+    fixture.cache._source = source
+    assert fixture.cache.prepare(slow) is False
+    assert arrived.wait(10)
+    fixture.load(quick)
+    assert fixture.cache.prepare(slow) is False
+    gate.set()
+    assert fixture.changed.acquire(timeout=10)
+    assert fixture.cache.prepare(slow) is True
+
+
+def test_rows_of_modules_that_an_adapter_leaves_alone_are_zero():
+    """Whatever lay in them before."""
+    fixture = Fixture(4)
+    wide, narrow = AdapterRef("wide", 4), AdapterRef("narrow", 4)
+    fixture.source.ranks["narrow"] = 2
+    fixture.load(wide)
+    fixture.load(narrow)
+    first, second = fixture.linears["first"], fixture.linears["second"]
+    rows = list(fixture.cache.rows(narrow))
+    assert first.scales[rows].tolist() == [2.0, 2.0, 0.0, 0.0]
+    assert not first.A[rows[2:]].any()
+    assert not second.A.any()
+    assert second.live_rows == frozenset()
+    assert first.live_rows == frozenset(rows[:2])

@@ -21,7 +21,7 @@ from worker.runtime import verify as command
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+    folder = save_tiny_model(tmp_path_factory.mktemp("model"), "qwen2")
     tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(96)}, unk_token="w5"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))

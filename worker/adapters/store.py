@@ -10,6 +10,8 @@ import mmap
 import re
 import shutil
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import obstore
@@ -23,6 +25,7 @@ from worker.protocol.object_store import reason
 
 FILES = (peft.CONFIG_FILE, peft.WEIGHTS_FILE)
 CHUNK = 16 * 2**20
+AWAY_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -31,13 +34,16 @@ class AdapterStore:
     """A disk cache in front of an object store. Several processes may share `cache_dir`.
 
     A folder appears there in one rename, after its content was found to have its digest. At most
-    `max_bytes` are kept: the longest unused folders go first.
+    `max_bytes` are kept: the longest unused folders go first. Thread-safe.
     """
 
     def __init__(self, store: ObjectStore, cache_dir: Path, max_bytes: int = 20 << 30) -> None:
         self._store = store
         self._cache_dir = cache_dir
         self._max_bytes = max_bytes
+        self._away_until = 0.0
+        self._trimming = threading.Lock()
+        self._bytes: int | None = None  # at least what lies in cache_dir, as far as we know
         cache_dir.mkdir(parents=True, exist_ok=True)
 
     def fetch(self, digest: str) -> Path:
@@ -51,7 +57,7 @@ class AdapterStore:
         folder = self._cache_dir / digest
         if not folder.is_dir():
             self._download(digest, folder)
-            self._trim(keep=digest)
+            self._make_room(keep=folder)
         (folder / peft.CONFIG_FILE).touch()  # its age is the folder's time of last use
         return folder
 
@@ -68,7 +74,11 @@ class AdapterStore:
             raise AdapterLoadError("adapter_unavailable", str(error)) from error
 
     def _get(self, path: str, target: Path) -> None:
-        """In chunks, each a request with the store's time limit of its own."""
+        """In chunks, each a request with the store's time limit of its own. A store that did not
+        answer is left alone for a while: who waits for its time limit holds up others' adapters."""
+        if time.monotonic() < self._away_until:
+            message = f"the object store did not answer, and was not asked again for {path}"
+            raise AdapterLoadError("adapter_unavailable", message)
         try:
             size = obstore.head(self._store, path)["size"]
             with target.open("wb") as file:
@@ -79,20 +89,46 @@ class AdapterStore:
             message = f"{path} is not in the object store"
             raise AdapterLoadError("adapter_unavailable", message) from error
         except BaseError as error:
+            self._away_until = time.monotonic() + AWAY_SECONDS
             _log.warning("store_unavailable", path=path, error=reason(error))
             message = f"the object store did not answer for {path}"
             raise AdapterLoadError("adapter_unavailable", message) from error
 
-    def _trim(self, keep: str) -> None:
+    def _make_room(self, keep: Path) -> None:
+        """The folder is looked through only when it may hold too much."""
+        with self._trimming:
+            if self._bytes is not None:
+                self._bytes += _size(keep)
+            if self._bytes is None or self._bytes > self._max_bytes:
+                self._bytes = self._trim(keep)
+
+    def _trim(self, keep: Path) -> int:
+        """Bytes that are left."""
         folders = [path for path in self._cache_dir.iterdir() if not path.name.startswith(".")]
-        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in folders}
+        sizes = {path: _size(path) for path in folders}
         total = sum(sizes.values())
-        for path in sorted(folders, key=lambda path: (path / peft.CONFIG_FILE).stat().st_mtime):
+        for path in sorted(folders, key=_last_use):
             if total <= self._max_bytes:
-                return
-            if path.name != keep:
-                shutil.rmtree(path)
+                break
+            if path != keep:
+                shutil.rmtree(path, ignore_errors=True)  # another process may be doing it too
                 total -= sizes[path]
+        return total
+
+
+def _size(folder: Path) -> int:
+    """0 when another process has just removed it."""
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir())
+    except FileNotFoundError:
+        return 0
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / peft.CONFIG_FILE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _check(folder: Path, digest: str) -> None:

@@ -3,6 +3,9 @@
 absent --prepare--> loading --loaded--> ready --evicted (unpinned, least recently used)--> absent
                        |
                        +--failed--> failed --prepare--> AdapterLoadError
+
+A load is a read (several at once: disk or object store, into host memory) and then a write into
+the pool (one at a time). What is prefetched has been read by the time that rows come free.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from worker.engine.activation import activation
 from worker.engine.batch import AdapterLoadError
@@ -23,6 +27,10 @@ from worker.engine.rank_rows import RankRows
 from worker.protocol.types import AdapterRef
 
 AdapterSource = Callable[[AdapterRef], LoadedAdapter]
+
+READERS = 4
+AHEAD = 32
+"""Most adapters that are being read: prefetching waits for nobody who needs rows now."""
 
 
 @dataclass(slots=True)
@@ -45,9 +53,10 @@ class AdapterCache:
 
     `extra_memory` bounds the bytes that all of them take besides their rows (biases, norms,
     output heads, embeddings). `source` reads and checks an adapter (disk, object store) and
-    raises AdapterLoadError; it runs on a thread of this cache. `on_change` is called on that
-    thread whenever an adapter became ready or failed, so that an idle engine can be woken. An
-    unavailable adapter may be tried again after `retry_after` seconds, an invalid one never.
+    raises AdapterLoadError; it runs on threads of this cache, several at once. `on_change` is
+    called on one of them whenever an adapter became ready or failed, so that an idle engine can be
+    woken. An unavailable adapter may be tried again after `retry_after` seconds, an invalid one
+    never.
     """
 
     def __init__(
@@ -74,11 +83,21 @@ class AdapterCache:
         self._failures: dict[str, _Failure] = {}
         self._host = HostAdapters(host_memory)
         self._counts = AdapterCounts()
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loader")
+        self._reading: dict[str, Future[LoadedAdapter]] = {}
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="adapter-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="adapter-writer")
 
     def close(self) -> None:
-        """Wait for the load in progress and drop the ones that wait."""
-        self._loader.shutdown(cancel_futures=True)
+        """Wait for loads in progress and drop the ones that wait."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
+
+    def prefetch(self, adapter: AdapterRef) -> None:
+        """See AdapterResidency. One that cannot be read is said to be so by `prepare`."""
+        with self._lock:
+            known = adapter.digest in self._resident or adapter.digest in self._failures
+            if not known and len(self._reading) < AHEAD and not self._host.has(adapter.digest):
+                self._read_soon(adapter)
 
     def prepare(self, adapter: AdapterRef) -> bool:
         """See AdapterResidency. A refused adapter that is larger than the pool is invalid."""
@@ -91,7 +110,8 @@ class AdapterCache:
             if not self._make_room(adapter.rank, self._extra_bytes.get(adapter.digest, 0)):
                 return False
             self._resident[adapter.digest] = _Resident(self._rows.take(adapter.rank))
-        self._loader.submit(self._load, adapter)
+            read = self._read_soon(adapter)
+        read.add_done_callback(partial(self._write_soon, adapter))
         return False
 
     def first_token(self, adapter: AdapterRef, prompt_ids: tuple[int, ...]) -> int:
@@ -171,9 +191,39 @@ class AdapterCache:
             self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
         return True
 
-    def _load(self, adapter: AdapterRef) -> None:
+    def _read_soon(self, adapter: AdapterRef) -> Future[LoadedAdapter]:
+        """The lock is held."""
+        read = self._reading.get(adapter.digest)
+        if read is not None:
+            return read
+        held = self._host.get(adapter.digest)
+        if held is not None:
+            read = Future()
+            read.set_result(held)
+        else:
+            read = self._reading[adapter.digest] = self._readers.submit(self._read, adapter)
+        return read
+
+    def _read(self, adapter: AdapterRef) -> LoadedAdapter:
+        loaded = None
         try:
-            loaded = self._fetch(adapter)
+            loaded = self._source(adapter)
+            if loaded.rank > adapter.rank:
+                message = f"rank {loaded.rank}, registered with {adapter.rank}"
+                raise AdapterLoadError("adapter_invalid", message)
+            return loaded
+        finally:
+            with self._lock:
+                del self._reading[adapter.digest]
+                if loaded is not None and loaded.rank <= adapter.rank:
+                    self._host.put(adapter.digest, loaded)
+
+    def _write_soon(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
+        self._writer.submit(self._write, adapter, read)
+
+    def _write(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
+        try:
+            loaded = read.result()
             if self._reserve(adapter, self._pool.extra_bytes(loaded)):
                 rows = self._resident[adapter.digest].rows
                 self._pool.write(rows, loaded)
@@ -203,7 +253,8 @@ class AdapterCache:
             )
             raise AdapterLoadError("adapter_invalid", message)
         with self._lock:
-            self._extra_bytes[adapter.digest] = extra
+            if extra:
+                self._extra_bytes[adapter.digest] = extra
             if not self._make_room(0, extra):
                 self._drop(adapter.digest)
                 return False
@@ -217,18 +268,6 @@ class AdapterCache:
 
     def _free_extra(self) -> int:
         return self._extra_memory - sum(entry.extra for entry in self._resident.values())
-
-    def _fetch(self, adapter: AdapterRef) -> LoadedAdapter:
-        with self._lock:
-            loaded = self._host.get(adapter.digest)
-        if loaded is None:
-            loaded = self._source(adapter)
-            if loaded.rank > adapter.rank:
-                message = f"rank {loaded.rank}, registered with {adapter.rank}"
-                raise AdapterLoadError("adapter_invalid", message)
-            with self._lock:
-                self._host.put(adapter.digest, loaded)
-        return loaded
 
     def _fail(self, adapter: AdapterRef, error: AdapterLoadError) -> None:
         retried = error.code == "adapter_unavailable"

@@ -61,6 +61,9 @@ class Runner(Protocol):
 class AdapterResidency(Protocol):
     """What the scheduler asks of the adapter cache. A ready adapter that is pinned stays."""
 
+    def prefetch(self, adapter: AdapterRef) -> None:
+        """It will be asked for: bring it near, as far as nothing has to give way. Never raises."""
+
     def prepare(self, adapter: AdapterRef) -> bool:
         """True when ready on the device; else starts loading it (off this thread) if rank rows
         are or can be made free, and returns False. A load once begun ends without further calls.

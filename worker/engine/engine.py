@@ -104,6 +104,8 @@ class Engine:
         if request_id in self._requests:
             raise InvalidRequest(f"request {request_id} is already here")
         check_request(self.config, prompt, sampling, adapter)
+        if adapter is not None:
+            self._adapters.prefetch(adapter)
         predicted = PREDICTED_OUTPUT if predicted_output is None else predicted_output
         sequences = tuple(
             Sequence(

@@ -18,6 +18,9 @@ class HostAdapters:
     def digests(self) -> tuple[str, ...]:
         return tuple(self._adapters)
 
+    def has(self, digest: str) -> bool:
+        return digest in self._adapters
+
     def get(self, digest: str) -> LoadedAdapter | None:
         adapter = self._adapters.get(digest)
         if adapter is not None:

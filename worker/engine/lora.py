@@ -66,10 +66,12 @@ class LoraLinear(nn.Module):
         assert self.B is not None
         assert self.scales is not None
         rank = 0 if weights is None else weights.A.shape[0]
-        used, spare = rows[:rank], rows[rank:]
+        used, stale = rows[:rank], [row for row in rows[rank:] if row in self.live_rows]
+        if not used and not stale:  # as for most modules of most adapters: rows not live are zero
+            return
         self.live_rows = (self.live_rows - set(rows)) | set(used)
         for pool in (self.A, self.B, self.scales):
-            pool[spare] = 0
+            pool[stale] = 0
         if weights is not None:
             self.A[used] = weights.A.to(self.A.device, self.A.dtype)
             self.B[used] = weights.B.t().to(self.B.device, self.B.dtype)

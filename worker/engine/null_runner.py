@@ -79,6 +79,9 @@ class NullResidency:
         self._resident: OrderedDict[str, int] = OrderedDict()
         self._counts = AdapterCounts()
 
+    def prefetch(self, adapter: AdapterRef) -> None:
+        return None
+
     def prepare(self, adapter: AdapterRef) -> bool:
         if adapter.digest not in self._resident:
             if adapter.rank > self.free_rank():

@@ -122,10 +122,13 @@ def _answer(
     ref = _load(source, folder)
     pool = RankPool(model.linears, max(ref.rank, 1), model.dtype, model.device, model.others)
     adapters = AdapterCache(pool, source.for_model(model.lora_shapes), extra_memory=1 << 40)
-    blocks = 2 * sum(-(-(len(prompt) + tokens) // BLOCK_SIZE) + 1 for prompt in prompts)
-    recorder = _Recorder(ModelRunner(model, 2 * blocks, BLOCK_SIZE, adapters))
+    windows = model.kv_layout.windows
+    blocks = sum(-(-(len(prompt) + tokens) // BLOCK_SIZE) + 1 for prompt in prompts)
+    blocks *= 4 * len(windows)  # with and without the adapter, and half of the pool is to spare
+    recorder = _Recorder(ModelRunner(model, blocks, BLOCK_SIZE, adapters))
     config = SchedulerConfig(
-        num_blocks=2 * blocks,
+        num_blocks=blocks,
+        windows=windows,
         block_size=BLOCK_SIZE,
         adapter_rank=pool.rank,
         context_tokens=model.context_tokens,
