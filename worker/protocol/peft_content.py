@@ -26,9 +26,12 @@ _PARTS = {
     "token_adapter.trainable_tokens_delta": "token_rows",
     "base_layer.weight": "base_copy",
     "base_layer.bias": "bias",
+    "modules_to_save.bias": "unused",
+    "original_module.bias": "unused",
     "weight": "weight",
     "bias": "bias",
 }
+_UNUSED = "unused"  # what PEFT writes a second time with `bias`, and does not read
 _EXPONENT = {
     "F32": (np.uint32, 0x7F800000),
     "F16": (np.uint16, 0x7C00),
@@ -71,7 +74,7 @@ def adapter_parts(config: PeftConfig, header: SafetensorsHeader) -> dict[str, di
     parts: dict[str, dict[str, str]] = {}
     for key in sorted(header.tensors):
         split = split_key(key)
-        if split is not None:
+        if split is not None and split[1] != _UNUSED:
             parts.setdefault(split[0], {})[split[1]] = key
     names = _parameter_names(config, parts)
     return {names.get(module, module): keys for module, keys in parts.items()}
