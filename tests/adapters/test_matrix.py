@@ -36,6 +36,8 @@ def rows():
 def used(option):
     if option in LISTS:
         return ["q_proj"]
+    if option == "use_bdlora":
+        return {"nblocks": 2, "target_modules_bd_b": ["q_proj"]}
     if option.endswith("_config"):
         return {"x": 1}
     return USED.get(option, True)

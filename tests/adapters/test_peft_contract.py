@@ -52,9 +52,7 @@ def test_what_peft_saves_is_parsed(tmp_path):
         ("init_lora_weights", "loftq"),
         ("arrow_config", {"top_k": 2}),
         ("use_qalora", True),
-        ("use_bdlora", {"nblocks": 2}),
         ("kasa_config", {"beta": 1}),
-        ("monteclora_config", {"x": 1}),
         ("peft_type", "IA3"),
         ("peft_type", None),
         ("invented_by_a_later_release", 3),
@@ -126,6 +124,59 @@ def test_activated_lora_refuses_what_it_cannot_be_together_with(field, value):
     with pytest.raises(peft.AdapterConfigError, match=field) as error:
         parse(alora_invocation_tokens=[1, 1], **{field: value})
     assert error.value.code == "adapter_unsupported_option"
+
+
+VARIANTS = {
+    "use_dora": True,
+    "alora_invocation_tokens": [1],
+    "use_bdlora": {"nblocks": 2},
+    "monteclora_config": {"num_samples": 8},
+    "velora_config": {"num_groups": 64},
+    "target_parameters": ["experts.down_proj"],
+}
+
+
+@pytest.mark.parametrize("first", VARIANTS)
+@pytest.mark.parametrize("second", VARIANTS)
+def test_two_variants_are_refused(first, second):
+    if first == second:
+        assert parse(**{first: VARIANTS[first]}).r == 4
+        return
+    with pytest.raises(peft.AdapterConfigError, match=first) as error:
+        parse(**{first: VARIANTS[first], second: VARIANTS[second]})
+    assert error.value.code == "adapter_unsupported_option"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank", "code"),
+    [
+        ({"target_modules_bd_b": ["_proj"]}, (4, 2), None),
+        ({"target_modules_bd_a": ["_proj"]}, (4, 4), "shape_mismatch"),
+        ({"target_modules_bd_b": ["_proj"]}, (4, 4), "shape_mismatch"),
+        ({"target_modules_bd_b": ["q_proj"]}, (4, 2), "unsupported_tensor"),
+        ({"target_modules_bd_b": ["q_proj"], "match_strict": False}, (4, 2), "shape_mismatch"),
+        (
+            {"target_modules_bd_b": ["_proj"], "target_modules_bd_a": ["q"]},
+            (4, 2),
+            "unsupported_tensor",
+        ),
+        ({"target_modules_bd_b": ["_proj"], "nblocks": 3}, (4, 2), "shape_mismatch"),
+    ],
+)
+def test_block_diagonal_matrices_have_the_shapes_of_their_blocks(fields, rank, code):
+    """B of rank 4 in two blocks is as wide as one of rank 2."""
+    narrow = tensors(rank=rank[1])
+    weights = {key: narrow[key] if "lora_B" in key else tensor for key, tensor in tensors().items()}
+    config = parse(use_bdlora={"nblocks": 2, **fields})
+    found = codes(peft.validate(config, peft.parse_header(save(weights)), SHAPES))
+    assert found == [] if code is None else f"adapter_{code}" in found
+
+
+def test_state_of_training_belongs_to_its_option():
+    state = {f"{Q}.lora_monteclora_sampler.std_prior": torch.ones(4)}
+    assert check(tensors() | state, monteclora_config={"num_samples": 8}) == []
+    assert codes(check(tensors() | state)) == ["adapter_unsupported_tensor"]
+    assert check(tensors() | state, velora_config={"scale": 1}) != []
 
 
 def test_the_invocation_is_part_of_what_an_adapter_is():

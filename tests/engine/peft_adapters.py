@@ -15,6 +15,7 @@ from worker.adapters.loader import load_adapter
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.model_loader import ServedModel
 from worker.engine.rank_pool import RankPool
+from worker.protocol import peft
 from worker.protocol.types import AdapterRef
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -50,6 +51,13 @@ def save_adapter(base: Path, folder: Path, seed: int = 5, **config: Any) -> Path
                 parameter.add_(noise)
     model.save_pretrained(folder)
     return folder
+
+
+def upload_problems(base: Path, folder: Path) -> list[peft.Problem]:
+    """What the check at upload, which sees only files, says of an adapter."""
+    config = peft.parse_config((folder / peft.CONFIG_FILE).read_bytes())
+    header = peft.read_header(folder / peft.WEIGHTS_FILE)
+    return peft.validate(config, header, peft.base_shapes(base))
 
 
 def peft_model(base: Path, adapter: Path) -> torch.nn.Module:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
-from tests.engine.peft_adapters import peft_model, save_adapter
+from tests.engine.peft_adapters import peft_model, save_adapter, upload_problems
 from tests.engine.test_peft_parity import serve
 from worker.adapters.loader import load_adapter
 from worker.engine.batch import ScheduledBatch
@@ -70,6 +70,7 @@ def test_a_mixed_batch_equals_peft(model_type, router, tmp_path):
     whole = ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
     got = runner.logits(whole)
     driver.run(items, tokens=5)
+    assert [upload_problems(base, folder) for folder in folders.values()] == [[]] * len(folders)
     plain = hf_model(base)
     for row, item in zip(got, items, strict=True):
         reference = peft_model(base, folders[item.adapter]) if item.adapter else plain

@@ -4,9 +4,10 @@ import re
 
 import pytest
 import torch
+from peft.tuners.lora.config import BdLoraConfig, MontecloraConfig, VeloraConfig
 
 from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
-from tests.engine.peft_adapters import ALL, peft_model, save_adapter
+from tests.engine.peft_adapters import ALL, peft_model, save_adapter, upload_problems
 from tests.engine.test_peft_parity import serve
 from worker.engine.batch import ScheduledBatch
 from worker.protocol.types import AdapterRef
@@ -34,6 +35,18 @@ OPTIONS = {
         "trainable_token_indices": {"lm_head": [5, 60], "embed_tokens": [7, 60]},
     },
     "head and tokens": {"target_modules": [*T, "lm_head"], "trainable_token_indices": [5, 7, 60]},
+    "blocks": {
+        "target_modules": T,
+        "use_bdlora": BdLoraConfig(
+            target_modules_bd_a=["down_proj"],
+            target_modules_bd_b=["q_proj"],
+            nblocks=2,
+            match_strict=False,
+        ),
+    },
+    "monteclora": {"target_modules": T, "monteclora_config": MontecloraConfig()},
+    "velora": {"target_modules": T, "velora_config": VeloraConfig()},
+    "mica": {"target_modules": T, "init_lora_weights": "mica"},
     "tied LoRA": {"target_modules": [*T, "embed_tokens"], "ensure_weight_tying": True},
     "tied LoRA of the head": {"target_modules": [*T, "lm_head"], "ensure_weight_tying": True},
     "tied dora": {
@@ -107,6 +120,7 @@ def test_options_equal_peft_in_one_mixed_batch(kind, tmp_path):
         ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
     )
     driver.run(items, tokens=5)
+    assert [upload_problems(base, folder) for folder in folders.values()] == [[]] * len(folders)
     plain = hf_model(base)
     for row, item in zip(got, items, strict=True):
         reference = peft_model(base, folders[item.adapter]) if item.adapter else plain

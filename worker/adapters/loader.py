@@ -77,12 +77,19 @@ def load_adapter(folder: Path, shapes: peft.Shapes) -> LoadedAdapter:
     for module, keys in peft.adapter_parts(config, header).items():
         parts = {part: tensors[key] for part, key in keys.items()}
         if "A" in parts:
-            modules[module] = ModuleWeights(
-                parts.pop("A"), parts.pop("B"), scale=config.scale(module)
-            )
+            modules[module] = _weights(config, module, parts.pop("A"), parts.pop("B"))
         if parts:
             extras[module] = _extras(config, module, parts)
     return LoadedAdapter(modules, peft.adapter_rank(config, header), extras, config.invocation)
+
+
+def _weights(config: peft.PeftConfig, module: str, a: Tensor, b: Tensor) -> ModuleWeights:
+    if config.blocks is not None:
+        a, b = (
+            torch.block_diag(*matrix.chunk(blocks))  # type: ignore[no-untyped-call]
+            for matrix, blocks in zip((a, b), config.blocks.of(module), strict=True)
+        )
+    return ModuleWeights(a, b, scale=config.scale(module))
 
 
 def _extras(config: peft.PeftConfig, module: str, parts: dict[str, Tensor]) -> ExtraTensors:

@@ -11,6 +11,7 @@ adapter by its content. Formats: PEFT 0.21 `LoraConfig` and `save_pretrained`, s
 from __future__ import annotations
 
 from worker.protocol.base_shapes import base_shapes
+from worker.protocol.peft_blocks import check_blocks, whole
 from worker.protocol.peft_config import PeftConfig
 from worker.protocol.peft_content import (
     PREFIX,
@@ -20,6 +21,7 @@ from worker.protocol.peft_content import (
     adapter_rank,
     digest,
     find_not_finite,
+    is_training_state,
     split_key,
 )
 from worker.protocol.peft_fields import parse_config
@@ -84,7 +86,7 @@ def validate(
         problems.append(Problem("adapter_too_large", WEIGHTS_FILE, message))
     problems += check_invocation(config, shapes)
     for key, tensor in header.tensors.items():
-        if split_key(key) is None:
+        if split_key(key) is None and not is_training_state(config, key):
             problems.append(refuse_tensor(key))
         if tensor.dtype not in FLOAT_TYPES:
             message = f"{tensor.dtype}, expected one of {', '.join(FLOAT_TYPES)}"
@@ -95,5 +97,8 @@ def validate(
     problems += check_tying(config, modules, shapes)
     for module, keys in modules.items():
         parts = {part: header.tensors[key].shape for part, key in keys.items()}
+        if config.blocks is not None:
+            problems += check_blocks(config.blocks, module, parts)
+            parts = whole(config.blocks, module, parts)
         problems += check_module(config, module, parts, shapes)
     return problems

@@ -10,10 +10,27 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class BlockDiagonal:
+    """use_bdlora: A of modules whose name contains one of `a`, and B of those of `b`, hold only
+    the blocks on their diagonal, one below the other. `strict`: every module has such a one."""
+
+    blocks: int
+    a: tuple[str, ...] = ()
+    b: tuple[str, ...] = ()
+    strict: bool = True
+
+    def of(self, module: str) -> tuple[int, int]:
+        """Blocks of the module's A and B."""
+        in_a, in_b = (any(name in module for name in names) for names in (self.a, self.b))
+        return self.blocks if in_a else 1, self.blocks if in_b else 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftConfig:
     """The fields that decide what an adapter computes, and which modules it may change.
 
+    `variant` is the option, if any, that PEFT computes in another way than plain LoRA.
     `invocation`: token ids; an activated LoRA applies from where they last begin in the prompt.
     """
 
@@ -35,6 +52,8 @@ class PeftConfig:
     invocation: tuple[int, ...] = ()
     target_parameters: tuple[str, ...] = ()
     ensure_weight_tying: bool = False
+    variant: str = ""
+    blocks: BlockDiagonal | None = None
 
     def saves(self, module: str) -> bool:
         """PEFT compares the ends of names, without a dot between; all that lies in a module that

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.protocol.peft_config import PeftConfig
+from worker.protocol.peft_options import TRAINING_STATE
 from worker.protocol.safetensors_header import SafetensorsHeader, TensorInfo
 
 PREFIX = "base_model.model."
@@ -59,6 +60,11 @@ def split_key(key: str) -> tuple[str, str] | None:
             known = "lora_" not in module and "base_layer" not in _unwrapped(module)
             return (module, part) if known else None
     return None
+
+
+def is_training_state(config: PeftConfig, key: str) -> bool:
+    state = TRAINING_STATE.get(config.variant)
+    return state is not None and key.startswith(PREFIX) and state in key
 
 
 def _unwrapped(module: str) -> str:
@@ -130,6 +136,9 @@ def digest(config: PeftConfig, header: SafetensorsHeader, data: bytes | memoryvi
     content.update(json.dumps(effects, sort_keys=True).encode())
     if config.trainable_tokens:
         content.update(json.dumps(config.trainable_tokens).encode())
+    if config.blocks is not None:
+        blocks = {module: config.blocks.of(module) for module in effects}
+        content.update(json.dumps({"blocks": blocks}, sort_keys=True).encode())
     if config.invocation:
         content.update(json.dumps({"invocation": config.invocation}).encode())
     for name, tensor in sorted(header.tensors.items()):

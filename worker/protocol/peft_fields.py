@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from worker.protocol.peft_config import PeftConfig
-from worker.protocol.peft_options import malformed, refuse_unserved, unsupported
+from worker.protocol.peft_config import BlockDiagonal, PeftConfig
+from worker.protocol.peft_options import malformed, refuse_unserved, unsupported, variant_of
 from worker.protocol.peft_patterns import ways
 
 _LARGEST = 3.4028234663852886e38  # float32
@@ -46,6 +46,8 @@ def parse_config(data: bytes | str) -> PeftConfig:
         modules_to_save=_names(fields, "modules_to_save"),
         trainable_tokens=_trainable_tokens(fields),
         target_parameters=_names(fields, "target_parameters"),
+        variant=variant_of(fields),
+        blocks=_blocks(fields),
         ensure_weight_tying=_flag(fields, "ensure_weight_tying"),
         invocation=_token_ids(fields, "alora_invocation_tokens"),
     )
@@ -87,6 +89,20 @@ def _token_ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
         raise malformed(name, f"{name} is not a list of token ids")
     return tuple(ids)
+
+
+def _blocks(fields: Mapping[str, Any]) -> BlockDiagonal | None:
+    value = fields.get("use_bdlora")
+    if not value:
+        return None
+    if not isinstance(value, dict):
+        raise malformed("use_bdlora", "use_bdlora is not an object")
+    return BlockDiagonal(
+        _positive_int(value, "nblocks", 1),
+        _names(value, "target_modules_bd_a"),
+        _names(value, "target_modules_bd_b"),
+        _flag({"match_strict": value.get("match_strict", True)}, "match_strict"),
+    )
 
 
 def _positive_int(fields: Mapping[str, Any], name: str, default: int | None) -> int:

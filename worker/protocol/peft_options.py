@@ -31,28 +31,39 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "arrow_config": (None,),
     "use_qalora": (None, False),
-    "use_bdlora": (None,),
     "kasa_config": (None,),
-    "monteclora_config": (None,),
 }
 # Options that don't go together, and why.
 _NO_SUCH = "PEFT computes no such adapter"
 _EVERYWHERE = "would change tokens before the invocation, too"
 _CLASHES: dict[str, dict[str, str]] = {
     "alora_invocation_tokens": {
-        "use_dora": _NO_SUCH,
-        "target_parameters": _NO_SUCH,
         "bias": _EVERYWHERE,
         "modules_to_save": _EVERYWHERE,
         "trainable_token_indices": _EVERYWHERE,
     },
     "use_dora": {"lora_bias": _NO_SUCH},
+    "use_bdlora": {"lora_bias": "PEFT leaves out the bias of a block-diagonal B"},
     "target_parameters": {
-        "use_dora": _NO_SUCH,
         "lora_bias": _NO_SUCH,
         "fan_in_fan_out": _NO_SUCH,
         "lora_dropout": _NO_SUCH,
     },
+}
+# Of these an adapter has one, of linear layers only but for DoRA.
+_VARIANTS = (
+    "use_dora",
+    "alora_invocation_tokens",
+    "use_bdlora",
+    "monteclora_config",
+    "velora_config",
+    "arrow_config",
+    "kasa_config",
+)
+# State of training, which PEFT saves beside an adapter and doesn't read when it computes.
+TRAINING_STATE = {
+    "monteclora_config": ".lora_monteclora_sampler.",
+    "velora_config": ".lora_velora_embed",
 }
 _UNUSED: tuple[Any, ...] = (None, False, "none", [], {}, "")
 # These start from a decomposition of the base model's weights, and change the base.
@@ -76,7 +87,6 @@ _NO_EFFECT = frozenset(
         "revision",
         "runtime_config",
         "task_type",
-        "velora_config",
     }
 )
 _READ = frozenset(
@@ -93,14 +103,17 @@ _READ = frozenset(
         "lora_alpha",
         "lora_bias",
         "modules_to_save",
+        "monteclora_config",
         "peft_type",
         "r",
         "rank_pattern",
         "target_modules",
         "target_parameters",
         "trainable_token_indices",
+        "use_bdlora",
         "use_dora",
         "use_rslora",
+        "velora_config",
     }
 )
 
@@ -112,6 +125,10 @@ def refuse_unserved(fields: Mapping[str, Any]) -> None:
     for name, unused in _UNSUPPORTED.items():
         if fields.get(name) not in unused:
             raise unsupported(name, f"{name} is not supported")
+    used = [name for name in (*_VARIANTS, "target_parameters") if fields.get(name) not in _UNUSED]
+    if len(used) > 1:
+        message = f"{used[0]} together with {used[1]} is not supported: {_NO_SUCH}"
+        raise unsupported(used[0], message)
     for name, others in _CLASHES.items():
         for other, why in others.items():
             if fields.get(name) not in _UNUSED and fields.get(other) not in _UNUSED:
@@ -124,6 +141,10 @@ def refuse_unserved(fields: Mapping[str, Any]) -> None:
             "to plain LoRA with save_pretrained(path_initial_model_for_weight_conversion=...)",
         )
     unknown = fields.keys() - _UNSUPPORTED.keys() - _NO_EFFECT - _READ
-    used = sorted(name for name in unknown if fields[name] not in _UNUSED)
-    if used:
-        raise unsupported(used[0], f"{used[0]} is not known, and might change the output")
+    strange = sorted(name for name in unknown if fields[name] not in _UNUSED)
+    if strange:
+        raise unsupported(strange[0], f"{strange[0]} is not known, and might change the output")
+
+
+def variant_of(fields: Mapping[str, Any]) -> str:
+    return next((name for name in _VARIANTS if fields.get(name) not in _UNUSED), "")

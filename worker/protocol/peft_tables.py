@@ -37,8 +37,8 @@ def check_table(
     config: PeftConfig, module: str, parts: Mapping[str, Shape], shapes: Shapes
 ) -> Iterator[Problem]:
     """Changes of one module that PEFT can't make together."""
-    if config.invocation and "embedding_A" in parts:
-        message = "PEFT computes no alora_invocation_tokens with LoRA of embeddings"
+    if config.variant not in ("", "use_dora") and "embedding_A" in parts:
+        message = f"PEFT computes no {config.variant} with LoRA of embeddings"
         yield Problem("adapter_unsupported_tensor", module, message)
     has_lora = bool(parts.keys() & {"A", "embedding_A"})
     if has_lora + ("weight" in parts) + ("token_rows" in parts) > 1:
