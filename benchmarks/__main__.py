@@ -1,38 +1,76 @@
-"""`python -m benchmarks`: those that need nothing but this machine, one after another.
+"""`python -m benchmarks`: every benchmark in a short form, one after another, and a summary.
 
-With BATTEN_MODEL (a local folder) the engine runs on a made workload; with BATTEN_WORKLOAD on
-that folder's requests.jsonl. See each file for its own options.
+    python -m benchmarks [NAME ...] [--list]
+
+NAME is part of a benchmark's name. Each may also be run by itself: see its file for the options of
+its full form. BATTEN_MODEL (a local folder) is the model of those that compute with one, and of
+those that only tokenise; without it they are left out. BATTEN_WORKLOAD is a folder with a
+requests.jsonl for `engine.w1`, which otherwise makes its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-HERE = Path(__file__).parent
+
+@dataclass(frozen=True)
+class Benchmark:
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", f"benchmarks.{self.name}", *self.arguments]
 
 
-def commands() -> list[list[str]]:
-    found = [["engine/scheduler.py"], ["queue/claim.py"]]
-    model, workload = os.environ.get("BATTEN_MODEL"), os.environ.get("BATTEN_WORKLOAD")
-    if model:
-        found.append(["engine/w1.py", *([workload] if workload else []), "--model", model])
-    return found
+def benchmarks() -> Iterator[Benchmark]:
+    yield Benchmark("engine.scheduler")
+    yield Benchmark("kernels.cpu", ("--rounds", "5"))
+    yield Benchmark("kernels.compile_ahead")
+    yield Benchmark("queue.claim")
+    yield Benchmark("queue.fairness", ("--lines", "5000"))
+    if model := os.environ.get("BATTEN_MODEL"):
+        yield Benchmark("queue.delivery", ("--lines", "2000", "--model", model))
+        yield Benchmark("queue.first_token", ("--calls", "20", "--model", model))
+        workload = os.environ.get("BATTEN_WORKLOAD")
+        given = (workload,) if workload else ()
+        yield Benchmark("engine.w1", (*given, "--model", model, "--first", "32", "--limit", "120"))
+
+
+def run(benchmark: Benchmark) -> str:
+    """How it ended, in a line."""
+    load, begin = os.getloadavg()[0], time.monotonic()
+    print(f"\n{benchmark.name} {' '.join(benchmark.arguments)}", flush=True)
+    environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    status = subprocess.run(benchmark.command, env=environment, check=False).returncode
+    end = "done" if status == 0 else f"FAILED (status {status})"
+    return f"{benchmark.name:<24}{end} in {time.monotonic() - begin:.0f} s, load average {load:.1f}"
 
 
 def main() -> int:
-    environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    failed = []
-    for file, *arguments in commands():
-        print(f"\n{file} (load average {os.getloadavg()[0]:.1f})", flush=True)
-        command = [sys.executable, str(HERE / file), *arguments]
-        if subprocess.run(command, env=environment, check=False).returncode:
-            failed.append(file)
-    if failed:
-        print(f"\nfailed: {', '.join(failed)}")
-    return bool(failed)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    chosen = [
+        benchmark
+        for benchmark in benchmarks()
+        if not options.names or any(name in benchmark.name for name in options.names)
+    ]
+    if not chosen:
+        parser.error(f"no benchmark is called like {', '.join(options.names)}")
+    if options.list:
+        print("\n".join(" ".join((each.name, *each.arguments)) for each in chosen))
+        return 0
+    ends = [run(benchmark) for benchmark in chosen]
+    print("\n" + "\n".join(ends))
+    return int(any("FAILED" in end for end in ends))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cost of one engine step without a model: scheduling, bookkeeping and outputs.
 
-    python benchmarks/engine/scheduler.py [--running 256] [--waiting 1000] [--adapters 40]
+    python -m benchmarks.engine.scheduler [--running 256] [--waiting 1000] [--adapters 40]
 
 Prints the median and the 99th percentile, in milliseconds of processor time, of steps in which
 every running sequence decodes and the rest waits: the call of `schedule`, and all of the step

@@ -1,12 +1,15 @@
 """Tokens per second of the whole engine on a workload of mixed adapters.
 
-    python benchmarks/engine/w1.py [WORKLOAD] --model MODEL [--base] [--schedule-only] ...
+    python -m benchmarks.engine.w1 [WORKLOAD] --model MODEL [--base] [--first N] [--limit SECONDS]
+        [--schedule-only] ...
 
 WORKLOAD is a folder with requests.jsonl: lines of id, prompt_ids, max_new_tokens and adapter
 (`a0`, `a1`, ... or null). Without one, 32 requests are made that share a prefix of 230 tokens
 and use four adapters. The adapters are made with PEFT as random matrices: ranks 8, 16 and 32
 in turn, all linear modules, standard deviation 0.02, alpha twice the rank. All requests are
-submitted at once, greedy, end of sequence ignored. Every round begins with an empty prefix cache.
+submitted at once, greedy, end of sequence ignored. Every round begins with an empty prefix cache,
+tells how far it is on standard error, and is broken off after `--limit` seconds: its rate is then
+that of what was done, and it says so.
 `--schedule-only` computes nothing: steps, prefix hits and waste are the same, whatever the machine.
 On a machine that does other things too, set OMP_WAIT_POLICY=PASSIVE.
 """
@@ -17,8 +20,12 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +46,17 @@ from worker.settings import EngineSettings, parse_bytes
 
 RANKS = (8, 16, 32)
 NULL_BLOCKS = 16_384
+PROGRESS = 5.0  # seconds
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True)
 class Round:
+    """`answers` of the requests were complete at the end."""
+
     seconds: float
     output_tokens: int
+    answers: int
     lines: tuple[str, ...]
 
     @property
@@ -59,9 +70,9 @@ def rank_of(adapter: str) -> int:
 
 def make_adapters(model: str, names: list[str], folder: Path) -> None:
     """PEFT's own files; number i has rank RANKS[i % 3] and seed 1000 + i."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for name in names:
         number, rank = int(name.removeprefix("a")), rank_of(name)
-        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES)
         tuned = get_peft_model(base, config)
         generator = torch.Generator().manual_seed(1000 + number)
@@ -70,6 +81,7 @@ def make_adapters(model: str, names: list[str], folder: Path) -> None:
                 values = torch.randn(weight.shape, generator=generator) * 0.02
                 weight.data = values.to(torch.bfloat16)
         tuned.save_pretrained(folder / name)
+        base = tuned.unload()
 
 
 def prompts(requests: list[dict[str, Any]], adapters: Path | None) -> list[Prompt]:
@@ -83,17 +95,45 @@ def prompts(requests: list[dict[str, Any]], adapters: Path | None) -> list[Promp
     ]
 
 
-def measure(settings: EngineSettings, work: list[Prompt]) -> Round:
-    """One run on an engine of its own."""
+def measure(settings: EngineSettings, work: list[Prompt], limit: float) -> Round:
+    """One run on an engine of its own, of about `limit` seconds at most."""
     with OfflineEngine(settings) as engine:
-        begin = time.perf_counter()
-        answers = engine.generate(work)
+        begin, complete = time.perf_counter(), 0
+        with progress(engine, begin):
+            for answer in engine.stream(work):
+                if answer.error:
+                    raise SystemExit(f"request {answer.index} failed: {answer.error}")
+                complete += 1
+                if time.perf_counter() - begin >= limit:
+                    break
         seconds = time.perf_counter() - begin
         stats = engine.stats()
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} requests failed, the first: {failed[0]}")
-    return Round(seconds, stats.counters.output_tokens, lines(stats))
+    return Round(seconds, stats.counters.output_tokens, complete, lines(stats))
+
+
+@contextmanager
+def progress(engine: OfflineEngine, begin: float) -> Iterator[None]:
+    """Say every few seconds how far it is."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(PROGRESS):
+            stats = engine.stats()
+            print(
+                f"{time.perf_counter() - begin:6.0f} s  {stats.counters.finished} finished, "
+                f"{stats.running} running, {stats.waiting} waiting, prompts "
+                f"{stats.counters.prefill_tokens} tokens, answers {stats.counters.output_tokens}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def lines(stats: EngineStats) -> tuple[str, ...]:
@@ -166,6 +206,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--schedule-only", action="store_true")
     parser.add_argument("--base", action="store_true", help="leave the adapters out")
     parser.add_argument("--first", type=int, help="only so many requests")
+    parser.add_argument("--limit", type=float, default=500.0, help="seconds of a round")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--kv-memory", type=parse_bytes, default=parse_bytes("2GiB"))
     parser.add_argument("--block-size", type=int)
@@ -190,7 +231,9 @@ def main() -> None:
     names = sorted({request["adapter"] for request in requests if request["adapter"]})
     with tempfile.TemporaryDirectory(prefix="batten-w1-") as folder:
         if not given.base and not given.schedule_only:
+            begin = time.perf_counter()
             make_adapters(given.model, names, Path(folder))
+            print(f"adapters made in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         work = prompts(requests, None if given.base else Path(folder))
         print(f"{len(work)} requests, {0 if given.base else len(names)} adapters", flush=True)
         if given.schedule_only:
@@ -198,7 +241,7 @@ def main() -> None:
             return
         rounds = []
         for number in range(given.rounds):
-            rounds.append(measure(settings, work))
+            rounds.append(measure(settings, work, given.limit))
             last = rounds[-1]
             load = os.getloadavg()[0]
             print(
@@ -206,6 +249,8 @@ def main() -> None:
                 f"({last.output_tokens} in {last.seconds:.1f} s; load average {load:.1f})",
                 flush=True,
             )
+            if last.answers < len(work):
+                print(f"broken off: {last.answers} of {len(work)} requests were complete")
         print("\n".join(rounds[-1].lines))
 
 

@@ -123,10 +123,14 @@ def test_the_largest_request_runs_beside_all_pins() -> None:
     assert blocks(harness).cache.num_kept == 10
 
 
+@pytest.mark.parametrize("windows", [(None,), (9,), (None, 9)])
 @pytest.mark.parametrize("seed", range(6))
-def test_pins_that_come_and_go_under_load_never_stop_it(seed: int) -> None:
+def test_pins_that_come_and_go_under_load_never_stop_it(
+    seed: int, windows: tuple[int | None, ...]
+) -> None:
     numbers = random.Random(seed)
-    harness = Harness(num_blocks=24, pinned_share=0.3, token_budget=24, max_sequences=6)
+    sizes = {"num_blocks": 24 * len(windows), "token_budget": 24, "max_sequences": 6}
+    harness = Harness(pinned_share=0.3, windows=windows, **sizes)
     registered = [PREFIX, OTHER, (*PREFIX[:8], *OTHER)]
     added, steps = 0, 0
     while added < 60 or harness.engine.has_work():

@@ -96,6 +96,29 @@ def test_a_scrape_tells_what_the_engine_did(engine: Engine) -> None:
     assert value("request_seconds_bucket", phase="decode", le="+Inf") == 3
 
 
+def test_a_scrape_tells_of_memory_that_was_too_small() -> None:
+    config = SchedulerConfig(num_blocks=9, block_size=4, watermark=1.0, context_tokens=100)
+    tight = Engine(config, NullRunner(50), NullResidency(8), NoText(), frozenset(), "r")
+    port, stop = serve_metrics("127.0.0.1", 0, "m", tight.stats)
+    try:
+        for number in range(3):
+            prompt, sampling = range(number, number + 9), SamplingParams(max_tokens=20)
+            tight.add(RequestId(str(number)), prompt, sampling, predicted_output=1)
+        seen: list[float] = []
+        while tight.has_work():
+            tight.step()
+            seen.append(scrape(port)("memory_utilisation"))
+        value = scrape(port)
+    finally:
+        stop()
+    assert max(seen) == 1
+    assert value("events_total", event="preemption") == tight.counters.preemptions > 0
+    assert value("events_total", event="block_eviction") > 0
+    assert value("events_total", event="step") == len(seen)
+    assert value("tokens_total", kind="prefix_hit") == tight.counters.cached_tokens > 0
+    assert value("tokens_total", kind="discarded") == tight.counters.discarded_tokens > 0
+
+
 def test_waste_counts_shared_blocks_once(engine: Engine) -> None:
     add(engine, "a")
     engine.step()
