@@ -118,7 +118,7 @@ def _token_ids(prompts: Prompts, wanted: CreateSystemPrompt) -> tuple[int, ...]:
         return prompts.encode(wanted.text)
     messages = [each.for_template() for each in wanted.messages or []]
     try:
-        return _conversation_start(prompts, messages)
+        return conversation_start(prompts, messages)
     except NoChatTemplate:
         message = "This model has no chat template: give a text."
         raise BadRequest(message, param="messages") from None
@@ -128,7 +128,7 @@ def _token_ids(prompts: Prompts, wanted: CreateSystemPrompt) -> tuple[int, ...]:
         ) from error
 
 
-def _conversation_start(prompts: Prompts, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+def conversation_start(prompts: Prompts, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
     """A template writes more than the messages, and may depend on what follows: the start is what
     two conversations share that go on differently."""
     role = "assistant" if messages[-1]["role"] == "user" else "user"

@@ -52,6 +52,16 @@ def test_pinned_blocks_survive_pressure_and_are_given_up_when_unpinned() -> None
     harness.check_idle()
 
 
+def test_blocks_behind_a_window_are_kept_too() -> None:
+    harness = Harness(num_blocks=80, windows=(None, 6), pinned_share=0.2)
+    assert harness.engine.share([SharedPrefix(PREFIX)]) == 6
+    ask(harness, "first", (*PREFIX, 50))
+    assert blocks(harness).cache.num_kept == 12
+    fill_the_pool(harness)
+    assert ask(harness, "second", (*PREFIX[:8], 51, 52), shared=8) == 8
+    assert ask(harness, "third", (*PREFIX, 51)) == 24
+
+
 def test_without_pins_the_same_pressure_evicts() -> None:
     harness = Harness(num_blocks=40)
     ask(harness, "first", (*PREFIX, 50))

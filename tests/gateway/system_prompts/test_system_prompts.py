@@ -3,18 +3,21 @@ through a real engine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.kit.prompts import load_prompts
 from gateway.kit.shared_prefixes import SharedPrefixTable, common
 from gateway.models import Adapter, AdapterRevision
-from gateway.system_prompts.service import publish, shared_prefixes
+from gateway.system_prompts.service import conversation_start, publish, shared_prefixes
 from tests.engine.harness import Harness
 from worker.protocol.types import SharedPrefix
 
 PATH = "/v1/admin/system_prompts"
+SMOLLM2 = Path(__file__).parents[3] / ".cache" / "smollm2-135m-instruct"
 SYSTEM = {"role": "system", "content": "You are terse."}
 RENDERED = "system: You are terse.\nuser: "  # by the template of the tests: a token is a byte
 
@@ -87,6 +90,23 @@ def test_the_longest_registered_prefix_counts_by_model_and_adapter() -> None:
     assert table.covered("m", "", (9, 9)) == 0
     assert table.covered("m", "d", (9, 9)) == 1
     assert table.covered("other", "", (1, 2)) == 0
+
+
+@pytest.mark.skipif(
+    not (SMOLLM2 / "tokenizer.json").exists(), reason="SmolLM2 has not been made (make demo)"
+)
+@pytest.mark.parametrize("question", ["Hi!", "", "\n\n ", "Zebra", "a", "你好"])
+def test_every_conversation_begins_with_what_is_registered(question: str) -> None:
+    prompts = load_prompts(str(SMOLLM2))
+    start = conversation_start(prompts, [SYSTEM])
+    rendered = prompts.render_chat([SYSTEM, {"role": "user", "content": "…"}])
+    assert len(start) >= len(prompts.encode(rendered.partition("…")[0])) - 1
+    asked = prompts.encode_chat([SYSTEM, {"role": "user", "content": question}])
+    assert common(start, asked) >= len(start) - 1  # a line break may join the question's
+    told = [SYSTEM, {"role": "user", "content": question}]
+    follows = prompts.encode_chat([*told, {"role": "assistant", "content": "Yes."}])
+    whole = conversation_start(prompts, told)
+    assert follows[: len(whole)] == whole
 
 
 async def test_operators_register_and_delete(
