@@ -9,7 +9,7 @@ from gateway.errors import BadRequest
 from gateway.kit.clock import now_ms
 from gateway.kit.dependencies import AppContext
 from gateway.usage.repository import GroupBy, UsageRepository
-from gateway.usage.schemas import UsageReport, show_group, show_totals
+from gateway.usage.schemas import UsageReport, show_group, show_storage, show_totals
 
 router = APIRouter(prefix="/v1/usage", tags=["usage"])
 
@@ -34,10 +34,12 @@ async def get_usage(
         repository = UsageRepository(session, principal.scope)
         groups = await repository.sums(start * 1000, end * 1000, group_by) if group_by else []
         total = (await repository.sums(start * 1000, end * 1000, None))[0]
+        storage = await repository.storage(start * 1000, end * 1000)
     return UsageReport(
         start=start,
         end=end,
         group_by=group_by,
         data=[show_group(group, group_by == "day") for group in groups],
         total=show_totals(total),
+        storage=show_storage(*storage),
     )

@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, ColumnElement, cast, func, select
 
 from gateway.auth.scope import TenantScope
 from gateway.kit.database import ReadSession
-from gateway.models import UsageRecord
+from gateway.models import StorageRecord, UsageRecord
 
 GroupBy = Literal["day", "adapter", "model", "class", "key"]
 _DAY_MS = 86_400_000
@@ -49,6 +49,18 @@ class UsageRepository:
             return [UsageSum(None, *tuple(row))]
         rows = rows.add_columns(group.label("grouped")).group_by("grouped").order_by("grouped")
         return [UsageSum(row[-1], *tuple(row)[:-1]) for row in await self._session.execute(rows)]
+
+    async def storage(self, start: int, end: int) -> tuple[int, int]:
+        """Byte-hours of adapters and nanodollars of the hours that began in [start, end)."""
+        columns = (StorageRecord.bytes, StorageRecord.amount_nano)
+        totals = (cast(func.coalesce(func.sum(column), 0), BigInteger) for column in columns)
+        rows = select(*totals).where(
+            StorageRecord.tenant_id == self._scope.tenant_id,
+            StorageRecord.created_at >= start,
+            StorageRecord.created_at < end,
+        )
+        row = (await self._session.execute(rows)).one()
+        return int(row[0]), int(row[1])
 
 
 def _group(group_by: GroupBy | None) -> ColumnElement[Any] | None:

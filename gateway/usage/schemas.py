@@ -25,13 +25,30 @@ class UsageGroup(UsageTotals):
     group: str | int | None
 
 
+class StorageUsage(BaseModel):
+    """Adapters, metered by the hour."""
+
+    gib_hours: str
+    amount_nano: int
+    amount: str
+
+
 class UsageReport(BaseModel):
+    """`data` and `total` are of requests; an invoice is both these and `storage`."""
+
     object: Literal["usage"] = "usage"
     start: int
     end: int
     group_by: str | None
     data: list[UsageGroup]
     total: UsageTotals
+    storage: StorageUsage
+
+
+def show_storage(byte_hours: int, amount_nano: int) -> StorageUsage:
+    return StorageUsage(
+        gib_hours=f"{byte_hours / 2**30:.6f}", amount_nano=amount_nano, amount=dollars(amount_nano)
+    )
 
 
 def show_totals(total: UsageSum) -> UsageTotals:

@@ -285,6 +285,9 @@ async def test_adapters_are_metered_once_an_hour(
         rows = select(StorageRecord.bytes).order_by(StorageRecord.created_at)
         assert list(await session.scalars(rows)) == [3 * 2**29, 3 * 2**29, 2**30]
     assert await found(deployment) == []
+    seconds = {"from": this_hour // 1000 - 2 * 3600, "to": this_hour // 1000}
+    usage = (await client.get("/v1/usage", params=seconds)).json()["storage"]
+    assert (usage["gib_hours"], usage["amount_nano"]) == ("2.500000", 205_500 + 137_000)
     month = month_of(this_hour - 2 * HOUR_MS)
     if month_of(this_hour - 3 * HOUR_MS) == month == month_of(this_hour - 1):
         [line] = (await shown(client, tenant, month))["lines"]
