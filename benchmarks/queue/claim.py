@@ -1,6 +1,6 @@
 """How long a claim takes as the queue grows, and how many requests a second pass through it.
 
-    python benchmarks/queue/claim.py [--redis-url URL]
+    python benchmarks/queue/claim.py [--redis-url URL] [--queued N ...]
 
 Without a URL a redis-server is started for the run. The given server's data is flushed.
 """
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,9 +89,9 @@ async def throughput(queue: RedisQueue, events: RedisEventStream, total: int, ba
     return total / (time.perf_counter() - began)
 
 
-async def measure(url: str) -> None:
+async def measure(url: str, sizes: Sequence[int]) -> None:
     client = connect(url)
-    for queued in (10, 1_000, 100_000):
+    for queued in sizes:
         await client.flushall()
         queue = RedisQueue(client, MODEL)
         await fill(queue, queued)
@@ -100,7 +100,7 @@ async def measure(url: str) -> None:
             cuts = statistics.quantiles(await claim_latency(queue, room, 300), n=100)
             scripts = (await client.info("commandstats"))["cmdstat_evalsha"]
             print(
-                f"claim, {queued:>7,} queued, {name:9}: p50 {cuts[49]:.2f} ms, "
+                f"claim, {queued:>9,} queued, {name:9}: p50 {cuts[49]:.2f} ms, "
                 f"p99 {cuts[98]:.2f} ms; {scripts['usec_per_call']:.0f} us a script on the server"
             )
     await client.flushall()
@@ -134,12 +134,13 @@ def await_server(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis-url")
-    url = parser.parse_args().redis_url
-    if url:
-        asyncio.run(measure(url))
+    parser.add_argument("--queued", type=int, nargs="+", default=[10, 1_000, 1_000_000])
+    options = parser.parse_args()
+    if options.redis_url:
+        asyncio.run(measure(options.redis_url, options.queued))
         return
     with own_server() as own_url:
-        asyncio.run(measure(own_url))
+        asyncio.run(measure(own_url, options.queued))
 
 
 if __name__ == "__main__":

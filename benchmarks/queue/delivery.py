@@ -14,36 +14,27 @@ import asyncio
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 from sqlalchemy import select
 
+from benchmarks.queue import system
 from benchmarks.queue.servers import own_postgres, own_redis
 from gateway.adapters.base_models import register_base_model
-from gateway.auth.scope import TenantScope
 from gateway.batches.finaliser import finalize_batch
-from gateway.batches.validation import validate_batch
-from gateway.files.service import create_output
-from gateway.kit.clock import now_ms
 from gateway.kit.context import Context, open_context
-from gateway.kit.ids import new_id
 from gateway.kit.migrations import migrate
-from gateway.kit.tasks import RecordedTasks
 from gateway.models import Batch
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
 
-MODEL = Path(".cache/smollm2-135m-instruct")
 WORDS = "the kettle arrived broken and order number was never answered by your support team "
-WINDOW_MS = 24 * 3_600_000
 BOUND = 600.0
 
 
@@ -73,22 +64,7 @@ async def make_batch(context: Context, options: argparse.Namespace) -> str:
         tenant = await create_tenant(session, "benchmark")
         key = await create_key(session, tenant.id, "benchmark")
     chunks = pieces(options.lines, options.bytes, options.max_tokens)
-    file = await create_output(context, TenantScope(tenant.id), "in.jsonl", "batch", chunks)
-    batch = Batch(
-        id=new_id("batch"),
-        tenant_id=tenant.id,
-        key_id=key.key.id,
-        endpoint="/v1/completions",
-        completion_window="24h",
-        input_file_id=file.id,
-        created_at=now_ms(),
-        expires_at=now_ms() + WINDOW_MS,
-    )
-    async with context.database.write() as session:
-        session.add(file)
-        await session.flush()
-        session.add(batch)
-    return batch.id
+    return await system.make_batch(context, tenant.id, key.key.id, chunks)
 
 
 async def validate(context: Context, batch_id: str) -> None:
@@ -96,11 +72,7 @@ async def validate(context: Context, batch_id: str) -> None:
     before = await status_of(context, batch_id)
     start = psutil.Process().memory_info().rss
     began = time.perf_counter()
-    tasks = RecordedTasks()
-    await validate_batch(context, tasks, batch_id)
-    while tasks.sent:
-        tasks.sent.clear()
-        await validate_batch(context, tasks, batch_id)
+    await system.validate(context, batch_id)
     seconds = time.perf_counter() - began
     batch = await status_of(context, batch_id)
     assert batch.status == "in_progress", (before.status, batch.status, batch.errors)
@@ -118,7 +90,7 @@ async def status_of(context: Context, batch_id: str) -> Batch:
 
 async def deliver(context: Context, batch_id: str, settings: Settings, model: Path) -> None:
     """Prints the rate from the first answer counted to the last."""
-    with processes(settings, model) as running:
+    with system.processes(settings, model, ("collector", "worker")) as running:
         batch = await status_of(context, batch_id)
         while not batch.completed:
             await _next(running)
@@ -151,38 +123,9 @@ def cpu_seconds() -> dict[str, float]:
     return dict(seconds)
 
 
-async def _next(running: dict[str, subprocess.Popen[bytes]]) -> None:
+async def _next(running: system.Running) -> None:
     await asyncio.sleep(0.05)
-    for name, process in running.items():
-        assert process.poll() is None, f"{name} ended with {process.returncode}"
-
-
-@contextmanager
-def processes(settings: Settings, model: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    assert settings.redis_url is not None
-    environment = {
-        **os.environ,
-        "BATTEN_DATA": str(settings.data),
-        "BATTEN_MODEL": str(model.absolute()),
-        "BATTEN_MODEL_NAME": "null",
-        "BATTEN_ENGINE": "null",
-        "BATTEN_LOG_LEVEL": "WARNING",
-        "DATABASE_URL": settings.effective_database_url,
-        "REDIS_URL": settings.redis_url.get_secret_value(),
-        "OMP_NUM_THREADS": "1",
-    }
-    commands = {"collector": ["gateway", "collector"], "worker": ["worker"]}
-    running = {
-        name: subprocess.Popen([sys.executable, "-m", *words], env=environment)
-        for name, words in commands.items()
-    }
-    try:
-        yield running
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait(60)
+    system.check_alive(running)
 
 
 async def measure(options: argparse.Namespace, settings: Settings) -> None:
@@ -200,7 +143,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=20_000)
     parser.add_argument("--bytes", type=int, default=300)
     parser.add_argument("--max-tokens", type=int, default=4)
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--model", type=Path, default=system.MODEL)
     parser.add_argument("--validate-only", action="store_true")
     options = parser.parse_args()
     with ExitStack() as stack:

@@ -69,13 +69,29 @@ def collector() -> None:
 
 
 @click.command
-def control() -> None:
+@click.option("--check", is_flag=True, help="Say whether tasks are consumed, and end: 0 if so.")
+def control(check: bool) -> None:
     """Run the control tasks: a Celery worker with its own beat."""
     settings = load_settings()
+    if check:
+        _check_control(settings)
+        return
     start_process(settings)
     from gateway.control.run import run_control
 
     run_control(settings)
+
+
+def _check_control(settings: Settings) -> None:
+    """Raises CommandError."""
+    from gateway.control.liveness import MOST_SECONDS, silent_seconds
+
+    silent = asyncio.run(silent_seconds(settings))
+    if silent is None:
+        raise CommandError("no control task was ever consumed: is `batten control` running?")
+    if silent > MOST_SECONDS:
+        raise CommandError(f"no control task was consumed for {silent:.0f} s")
+    click.echo(f"a control task was consumed {max(0.0, silent):.0f} s ago")
 
 
 @click.command(

@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from sqlalchemy import update
 
 from gateway import heartbeats
 from gateway.batches.sweep import sweep_batches
+from gateway.cli.root import root
 from gateway.control.app import CONTROL, beat, works
 from gateway.control.broker import CeleryTasks, celery_tasks, make_celery
 from gateway.files.purge import purge_files, remove_orphans
 from gateway.kit import task_names as names
+from gateway.kit.clock import now_ms
 from gateway.kit.store import read_blob, write_blob
 from gateway.kit.tasks import RecordedTasks
 from gateway.models import Batch, File
@@ -142,6 +145,25 @@ async def test_the_heartbeat_is_a_row(deployment: Any) -> None:
     await beat(deployment.context)
     async with deployment.context.database.read() as session:
         assert (await heartbeats.last(session, CONTROL) or 0) >= first
+
+
+async def test_the_check_of_control_sees_consumption(
+    settings: Settings, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> Result:
+        environment = {"DATABASE_URL": settings.effective_database_url}
+        return CliRunner().invoke(root, ["control", "--check"], env=environment)
+
+    never = await asyncio.to_thread(check)
+    assert "was ever consumed" in never.output
+    await beat(deployment.context)
+    lately = await asyncio.to_thread(check)
+    assert (lately.exit_code, lately.output) == (0, "a control task was consumed 0 s ago\n")
+    now = now_ms()
+    monkeypatch.setattr("gateway.control.liveness.now_ms", lambda: now + 61_000)
+    long_ago = await asyncio.to_thread(check)
+    assert "was consumed for 61 s" in long_ago.output
+    assert (never.exit_code, long_ago.exit_code) == (1, 1)
 
 
 async def test_a_broker_that_is_down_costs_a_sender_little(settings: Settings) -> None:
