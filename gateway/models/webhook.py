@@ -8,6 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from gateway.models.base import Base, Count, Id, Ms
 
 _PENDING = text("state = 'pending'")
+_REGISTERED = text("kind = 'endpoint' AND deleted_at IS NULL")
 _ORIGIN = text("kind = 'origin'")
 _CURRENT = text("endpoint_id IS NOT NULL AND expires_at IS NULL")
 _CURRENT_DEFAULT = text("endpoint_id IS NULL AND expires_at IS NULL")
@@ -23,7 +24,14 @@ class WebhookEndpoint(Base):
 
     __tablename__ = "webhook_endpoints"
     __table_args__ = (
-        Index("ix_webhook_endpoints_tenant_created", "tenant_id", "created_at", "id"),
+        Index(
+            "ix_webhook_endpoints_registered",
+            "tenant_id",
+            "created_at",
+            "id",
+            sqlite_where=_REGISTERED,
+            postgresql_where=_REGISTERED,
+        ),
         Index(
             "uq_webhook_endpoints_origin",
             "tenant_id",

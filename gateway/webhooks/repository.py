@@ -22,20 +22,24 @@ from gateway.models import (
 
 Session = ReadSession | WriteSession
 
-PENDING: ColumnElement[str] = literal_column("'pending'")  # as the indexes' conditions say it
+# As the conditions of indexes say it.
+PENDING: ColumnElement[str] = literal_column("'pending'")
+IS_REGISTERED: ColumnElement[bool] = literal_column("webhook_endpoints.kind = 'endpoint'")
 
 
 async def live_endpoints(
     session: Session, tenant_ids: Collection[str], named: Collection[str] = ()
 ) -> Sequence[WebhookEndpoint]:
-    """Endpoints that these tenants registered, and those of the ids `named`."""
-    registered = and_(WebhookEndpoint.tenant_id.in_(tenant_ids), WebhookEndpoint.kind == "endpoint")
-    rows = select(WebhookEndpoint).where(
-        or_(registered, WebhookEndpoint.id.in_(named)),
-        WebhookEndpoint.deleted_at.is_(None),
-        WebhookEndpoint.disabled_at.is_(None),
+    """Endpoints that are enabled: those that these tenants registered, and of the ids `named`."""
+    enabled = select(WebhookEndpoint).where(
+        WebhookEndpoint.deleted_at.is_(None), WebhookEndpoint.disabled_at.is_(None)
     )
-    return (await session.scalars(rows.order_by(WebhookEndpoint.id))).all()
+    registered = enabled.where(IS_REGISTERED, WebhookEndpoint.tenant_id.in_(tenant_ids))
+    found = {row.id: row for row in await session.scalars(registered)}
+    if named:
+        of_ids = enabled.where(WebhookEndpoint.id.in_(named))
+        found |= {row.id: row for row in await session.scalars(of_ids)}
+    return [found[each] for each in sorted(found)]
 
 
 class EndpointRepository:
@@ -48,7 +52,7 @@ class EndpointRepository:
     def _all(self) -> Select[WebhookEndpoint]:
         """Those that the tenant registered, deleted ones too."""
         return select(WebhookEndpoint).where(
-            WebhookEndpoint.tenant_id == self._scope.tenant_id, WebhookEndpoint.kind == "endpoint"
+            WebhookEndpoint.tenant_id == self._scope.tenant_id, IS_REGISTERED
         )
 
     def _living(self) -> Select[WebhookEndpoint]:

@@ -3,6 +3,7 @@ each endpoint that wants them. Sending is the control processes' work (`delivery
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,11 +45,13 @@ async def record_all(session: WriteSession, events: Sequence[NewEvent]) -> None:
     ]
     await insert_new(session, WebhookEvent, rows)
     named = {event.target.endpoint_id for event in events if event.target is not None}
-    endpoints = await live_endpoints(session, {event.tenant_id for event in events}, named)
+    listeners = Listeners(
+        await live_endpoints(session, {event.tenant_id for event in events}, named)
+    )
     deliveries = [
         delivery_row(event_id, event.tenant_id, target, now)
         for event_id, event in zip(ids, events, strict=True)
-        for target in targets(event, endpoints)
+        for target in listeners.of(event)
     ]
     await insert_new(session, WebhookDelivery, deliveries)
     if deliveries:
@@ -61,16 +64,24 @@ def has_deliveries(session: WriteSession) -> bool:
     return bool(session.info.get(_DELIVERIES))
 
 
-def targets(event: NewEvent, endpoints: Sequence[WebhookEndpoint]) -> Iterator[Target]:
-    """Endpoints of the event's tenant whose filter lets it through, and the one it names, once
-    each. `endpoints` are those alive."""
-    for endpoint in endpoints:
-        if endpoint.tenant_id != event.tenant_id:
-            continue
-        if event.target is not None and event.target.endpoint_id == endpoint.id:
+class Listeners:
+    """Of several events, each endpoint looked at only for its own tenant's."""
+
+    def __init__(self, alive: Sequence[WebhookEndpoint]) -> None:
+        self._by_id = {endpoint.id: endpoint for endpoint in alive}
+        self._registered: dict[str, list[WebhookEndpoint]] = defaultdict(list)
+        for endpoint in alive:
+            if endpoint.kind == "endpoint":
+                self._registered[endpoint.tenant_id].append(endpoint)
+
+    def of(self, event: NewEvent) -> Iterator[Target]:
+        """The endpoint that the event names, and the others that want it."""
+        named = event.target and self._by_id.get(event.target.endpoint_id)
+        if event.target and named and named.tenant_id == event.tenant_id:
             yield event.target
-        elif endpoint.kind == "endpoint" and _wants(endpoint, event.type):
-            yield Target(endpoint.id)
+        for endpoint in self._registered[event.tenant_id]:
+            if endpoint is not named and _wants(endpoint, event.type):
+                yield Target(endpoint.id)
 
 
 def _wants(endpoint: WebhookEndpoint, type: EventType) -> bool:

@@ -546,10 +546,12 @@ def create_tables() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook_endpoints")),
     )
     op.create_index(
-        "ix_webhook_endpoints_tenant_created",
+        "ix_webhook_endpoints_registered",
         "webhook_endpoints",
         ["tenant_id", "created_at", "id"],
         unique=False,
+        sqlite_where=sa.text("kind = 'endpoint' AND deleted_at IS NULL"),
+        postgresql_where=sa.text("kind = 'endpoint' AND deleted_at IS NULL"),
     )
     op.create_index(
         "uq_webhook_endpoints_origin",
@@ -713,7 +715,12 @@ def downgrade() -> None:
         sqlite_where=sa.text("kind = 'origin'"),
         postgresql_where=sa.text("kind = 'origin'"),
     )
-    op.drop_index("ix_webhook_endpoints_tenant_created", table_name="webhook_endpoints")
+    op.drop_index(
+        "ix_webhook_endpoints_registered",
+        table_name="webhook_endpoints",
+        sqlite_where=sa.text("kind = 'endpoint' AND deleted_at IS NULL"),
+        postgresql_where=sa.text("kind = 'endpoint' AND deleted_at IS NULL"),
+    )
     op.drop_table("webhook_endpoints")
     op.drop_index(
         "ix_usage_records_corrections",
