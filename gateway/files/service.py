@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import obstore
-
 from gateway.auth.scope import TenantScope
 from gateway.errors import NotFound
 from gateway.files.repository import FileRepository
@@ -82,17 +80,6 @@ async def delete_file(session: WriteSession, scope: TenantScope, file_id: str) -
     await get_file(session, scope, file_id)
     if not await FileRepository(session, scope).hide(file_id):
         raise no_such_file(file_id)
-
-
-async def open_range(context: Context, file: File, offset: int, length: int) -> bytes:
-    """Bytes [offset, offset + length), fewer at the end of the file."""
-    length = min(length, file.bytes - offset)
-    if length <= 0:
-        return b""
-    found = await obstore.get_range_async(
-        context.store, file.store_key, start=offset, length=length
-    )
-    return bytes(found)
 
 
 def stream(

@@ -22,7 +22,12 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 Paging = Annotated[PageRequest, Depends(paging(20, 100))]
 Wait = Annotated[
-    float | None, Query(ge=0, description="Seconds to wait for the end, at most the server's limit")
+    float | None,
+    Query(
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds to wait for the end, at most the server's limit",
+    ),
 ]
 
 

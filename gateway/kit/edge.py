@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import structlog
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +19,7 @@ from gateway.kit.json import check_json
 from gateway.kit.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
+_CHARSETS = frozenset({"utf-8", "utf8", "us-ascii"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -52,19 +54,25 @@ class RequestEdge:
     async def _checked_body(self, scope: Scope, receive: Receive) -> Receive:
         """JSON bodies whole, bounded and strictly valid; uploads are left to stream."""
         headers = Headers(scope=scope)
-        media = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] not in _WITH_BODY or media == "multipart/form-data":
+        media, options = parse_options_header(headers.get("content-type", ""))
+        charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+        if scope["method"] not in _WITH_BODY or media == b"multipart/form-data":
             return receive
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._body_bytes:
             raise self._too_large()
         body = await self._whole_body(receive)
         if body:
-            if media != "application/json" and not media.endswith("+json"):
+            if media != b"application/json" and not media.endswith(b"+json"):
                 raise UnsupportedMedia(
-                    f"Unsupported content type {media!r}: send application/json "
+                    f"Unsupported content type {media.decode('latin-1')!r}: send application/json "
                     "(multipart/form-data where files are uploaded).",
                     code="unsupported_content_type",
+                )
+            if charset not in _CHARSETS:
+                raise UnsupportedMedia(
+                    f"Unsupported charset {charset!r}: send JSON in UTF-8.",
+                    code="unsupported_charset",
                 )
             check_json(body)
         return _replay(body, receive)

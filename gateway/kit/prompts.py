@@ -76,10 +76,6 @@ class Prompts:
         """Whether rendering waits for another process."""
         return isinstance(self._template, IsolatedTemplate)
 
-    @property
-    def chats(self) -> bool:
-        return self._template is not None
-
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Raises NoChatTemplate or TemplateRefused."""
         if self._template is None:
