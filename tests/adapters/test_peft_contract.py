@@ -367,6 +367,8 @@ BOTH, ALSO = {"target_modules": ["lm_head", "embed_tokens"]}, {"trainable_token_
             "unsupported_tensor",
         ),
         (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [29]}}, True, None),
+        (EMBED_LORA, BOTH | {"lora_bias": True}, True, "unsupported_tensor"),
+        (EMBED_LORA, BOTH | {"alora_invocation_tokens": [3]}, True, "unsupported_tensor"),
         (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [30]}}, True, "unsupported_tensor"),
         (HEAD_ROWS, {"trainable_token_indices": {"lm_head": [1, 2]}}, True, "shape_mismatch"),
         (EMBED_LORA | HEAD_LORA, {"target_modules": ["embed_tokens"]}, True, "untargeted_module"),

@@ -9,7 +9,7 @@ import torch
 from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
 from tests.engine.peft_adapters import peft_model, save_adapter, upload_problems
 from tests.engine.test_peft_parity import serve
-from worker.adapters.loader import load_adapter
+from worker.adapters.loader import ExtraTensors, LoadedAdapter, ModuleWeights, load_adapter
 from worker.engine.batch import ScheduledBatch
 from worker.engine.model_loader import load_model
 from worker.engine.rank_pool import RankPool
@@ -114,6 +114,17 @@ def test_their_memory_is_counted(mixture):
     assert (
         pool.extra_bytes(load_adapter(folders[AdapterRef("attention", 4)], model.lora_shapes)) == 0
     )
+
+
+@pytest.mark.parametrize("part", ["magnitude", "lora_bias"])
+def test_a_router_takes_only_what_peft_computes(mixture, part):
+    model, *_ = mixture
+    pool = RankPool(model.linears, 4, model.dtype, model.device, model.others)
+    name = "model.layers.0.mlp.gate"
+    weights = ModuleWeights(torch.ones(4, 64), torch.ones(4, 4), 1.0)
+    extras = {name: ExtraTensors({part: torch.ones(4)})}
+    with pytest.raises(AdapterLoadError, match="router"):
+        pool.write(range(4), LoadedAdapter({name: weights}, 4, extras))
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,9 @@ class HookedExperts:
         expected = [low_rank(x[i : i + 1], each) for i, each in enumerate(matrices)]
         return Probed([update.A, update.B], update(x, ends), torch.cat(expected), float(x.norm()))
 
-    def _forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """`hidden` [tokens, hidden]; `experts` and `weights` [tokens, chosen experts]."""
+    def _forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[tokens, hidden]; the index and weights are [tokens, chosen experts]."""
+        hidden, experts, weights = hidden_states, top_k_index, top_k_weights
         segments = current_context().lora
         spans = [] if segments is None else self._spans(segments)
         if segments is None or not spans:

@@ -24,6 +24,7 @@ from worker.engine.expert_lora import hook_experts
 from worker.engine.load_probe import Probed, inputs, low_rank
 from worker.engine.lora import is_linear
 from worker.engine.rank_pool import OtherTarget
+from worker.protocol.errors import AdapterLoadError
 
 Shape = tuple[int, ...]
 
@@ -115,6 +116,9 @@ class HookedRouter:
         return int(experts * (hidden + 1))
 
     def put(self, row: int, extras: ModuleExtras) -> None:
+        if extras.magnitude is not None or extras.lora_bias is not None:
+            message = "DoRA and lora_bias of a router: PEFT computes no such adapter"
+            raise AdapterLoadError("adapter_invalid", message)
         weight = base_weight(self.module) if extras.weight is None else extras.weight
         if extras.A is not None and extras.B is not None:
             weight = weight + extras.scale * (extras.B @ extras.A)

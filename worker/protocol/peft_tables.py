@@ -40,6 +40,9 @@ def check_table(
     if config.variant not in ("", "use_dora") and "embedding_A" in parts:
         message = f"PEFT computes no {config.variant} with LoRA of embeddings"
         yield Problem("adapter_unsupported_tensor", module, message)
+    if "embedding_A" in parts and (config.lora_bias or "lora_bias" in parts):
+        message = "PEFT computes no lora_bias with LoRA of embeddings"
+        yield Problem("adapter_unsupported_tensor", module, message)
     has_lora = bool(parts.keys() & {"A", "embedding_A"})
     if has_lora + ("weight" in parts) + ("token_rows" in parts) > 1:
         message = "more than one of LoRA, modules_to_save and trainable_token_indices"
