@@ -28,13 +28,13 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.queue.delivery import MODEL
 from benchmarks.queue.servers import own_postgres, own_redis
 from gateway.kit.context import open_context
 from gateway.kit.migrations import migrate
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
 
+MODEL = Path(".cache/smollm2-135m-instruct")
 PROMPT = "The kettle arrived broken. Write one sentence to the customer."
 START_SECONDS = 120.0
 
