@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from itertools import product
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
 from tests.engine.peft_adapters import peft_model, save_adapter, upload_problems
@@ -149,3 +151,37 @@ def test_what_does_not_fit_the_experts_is_refused(name, changes, code, mixture, 
     header = peft.read_header(folder / peft.WEIGHTS_FILE)
     codes = {problem.code for problem in peft.validate(config, header, model.lora_shapes)}
     assert code is None or code in codes
+
+
+def save_for_single_experts(base, folder):
+    """Qwen3's experts as transformers 4 had them: a linear layer each."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"gate_proj": (32, 64), "up_proj": (32, 64), "down_proj": (64, 32)}
+    tensors = {}
+    for layer, expert, (name, (out, width)) in product(range(3), range(4), shapes.items()):
+        key = f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{name}"
+        tensors[f"{key}.lora_A.weight"] = torch.randn(3, width, generator=generator) * 0.1
+        tensors[f"{key}.lora_B.weight"] = torch.randn(out, 3, generator=generator) * 0.1
+    folder.mkdir()
+    save_file(tensors, folder / peft.WEIGHTS_FILE)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6}
+    config |= {"target_modules": list(shapes), "base_model_name_or_path": str(base)}
+    (folder / peft.CONFIG_FILE).write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_lora_of_single_experts_is_served_once_peft_has_fused_it(mixture, tmp_path):
+    _, base, _ = mixture
+    old = save_for_single_experts(base, tmp_path / "old")
+    problem = upload_problems(base, old)[0]
+    assert (problem.code, "PEFT" in problem.message) == ("adapter_unmatched_modules", True)
+    reference = peft_model(base, old)
+    reference.save_pretrained(tmp_path / "fused")
+    assert upload_problems(base, tmp_path / "fused") == []
+    ref = AdapterRef("fused", 1)
+    _, driver = serve(base, {ref: tmp_path / "fused"}, 8, num_blocks=60, block_size=4)
+    item = sequence(prompts(1)[0], ref)
+    driver.run([item], tokens=8)
+    assert item.output_ids == hf_greedy(reference, item.prompt_ids, 8)
+    assert item.output_ids != hf_greedy(hf_model(base), item.prompt_ids, 8)

@@ -15,6 +15,11 @@ from worker.protocol.peft_tables import (
     tied_tables,
 )
 
+_SINGLE_EXPERT = (
+    "the base model's experts are fused: load and save the adapter with PEFT 0.21 and "
+    "transformers 5, which fuse it"
+)
+
 
 def refuse_tensor(key: str) -> Problem:
     """A tensor of a PEFT feature we don't serve, or of no PEFT feature at all."""
@@ -44,7 +49,9 @@ def check_module(
         if not parts.keys() & {"A", "B", "embedding_A", "embedding_B"}:
             yield Problem("adapter_unknown_tensor", module, "not a tensor that PEFT would load")
         else:
-            message = "the base model has no such module"
+            message = (
+                _SINGLE_EXPERT if ".experts." in module else "the base model has no such module"
+            )
             yield Problem("adapter_unmatched_modules", module, message)
         return
     if len(base) == 3:
