@@ -173,11 +173,12 @@ def _retry_after_ms(header: str | None) -> int | None:
     """Seconds, or a date; what is neither asks for nothing."""
     if header is None:
         return None
-    if header.strip().isdecimal():
-        return min(int(header), 10**6) * 1000
+    text = header.strip()
+    if text.isascii() and text.isdecimal():
+        return 1000 * (int(text) if len(text) < 7 else 10**6)
     try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
+        date = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError):
         return None
     until = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0, round((until - datetime.now(UTC)).total_seconds() * 1000))

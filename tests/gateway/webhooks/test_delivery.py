@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -149,18 +151,42 @@ async def test_the_whole_schedule(hooks: Hooks, receiver: Receiver) -> None:
     assert len(receiver.received) == 10
 
 
-@pytest.mark.parametrize("code", [429, 503])
-async def test_retry_after_is_honoured(hooks: Hooks, receiver: Receiver, code: int) -> None:
-    receiver.answers["/hook"] = status(code, retry_after="1800")
+def in_seconds(seconds: int) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "wait", "pause"),
+    [(429, "1800", 1800, 1800), (503, "a date", 1800, 1800), (429, "9" * 9999, 86_400, 3600)],
+)
+async def test_retry_after_is_honoured(
+    hooks: Hooks, receiver: Receiver, code: int, asked: str, wait: int, pause: int
+) -> None:
+    asked = in_seconds(wait) if asked == "a date" else asked
+    receiver.answers["/hook"] = status(code, retry_after=asked)
+    made = await hooks.add(receiver.url("/hook"))
+    event_id = await hooks.tell()
+    await hooks.deliver()
+    failed, now = await hooks.delivery(event_id), now_ms() // 1000
+    assert wait - 10 <= failed["next_attempt_at"] - now <= wait + 1
+    assert pause - 10 <= (await hooks.get(made["id"]))["paused_until"] - now <= pause + 1
+    await hooks.tell()
+    assert await hooks.deliver() == 0  # others wait too
+
+
+@on_sqlite
+@pytest.mark.parametrize("asked", ["soon", "-5", "1.5", "Thu, 99 Foo", "", in_seconds(-9), "٣"])
+async def test_a_retry_after_that_asks_for_nothing(
+    hooks: Hooks, receiver: Receiver, asked: str
+) -> None:
+    receiver.answers["/hook"] = status(503, retry_after=asked)
     made = await hooks.add(receiver.url("/hook"))
     event_id = await hooks.tell()
     await hooks.deliver()
     failed = await hooks.delivery(event_id)
-    assert 1790 <= failed["next_attempt_at"] - now_ms() // 1000 <= 1801
-    paused = (await hooks.get(made["id"]))["paused_until"]
-    assert 1790 <= paused - now_ms() // 1000 <= 1801
-    await hooks.tell()
-    assert await hooks.deliver() == 0  # others wait too
+    assert [each["status_code"] for each in failed["attempts"]] == [503]
+    assert 3 <= failed["next_attempt_at"] - now_ms() // 1000 <= 6
+    assert (await hooks.get(made["id"]))["paused_until"] is None
 
 
 async def test_410_disables_until_the_tenant_says_otherwise(
