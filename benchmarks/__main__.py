@@ -40,6 +40,8 @@ def benchmarks() -> Iterator[Benchmark]:
         yield Benchmark("queue.first_token", ("--calls", "20", "--model", model))
         workload = os.environ.get("BATTEN_WORKLOAD")
         given = (workload,) if workload else ()
+        few = ("--adapters", "200", "--requests", "64", "--prompt", "32", "--tokens", "16")
+        yield Benchmark("engine.adapters", ("--model", model, *few))
         yield Benchmark("engine.w1", (*given, "--model", model, "--first", "32", "--limit", "120"))
 
 

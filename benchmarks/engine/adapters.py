@@ -1,6 +1,6 @@
 """A thousand adapters in rotation over one base model, against one adapter and against none.
 
-    python benchmarks/engine/adapters.py --model MODEL [--adapters 1000] [--requests 1000] ...
+    python -m benchmarks.engine.adapters --model MODEL [--adapters 1000] [--requests 1000] ...
 
 Adapters are files as PEFT writes them, random matrices of rank 4 in q_proj and v_proj of every
 layer. All requests are submitted at once: `--prompt` random tokens, `--tokens` greedy ones. Every
@@ -11,10 +11,11 @@ way of choosing adapters runs the same prompts on an engine of its own:
     zipf      request by request, adapter k with a probability of 1 / (k + 1)
     uniform   each adapter alike
 
-Prints output tokens a second and their ratio to `single`, loads and evictions, how long a step
-waited for nothing but loads, and how the process grew in the second half of the run. Exit status 1
-when a request failed, when a ratio is below `--floor`, or when the process grew by more than
-`--growth`.
+Prints output tokens a second and their ratio to `single`, the same ratio by processor time (which
+other programs on the machine change little), loads and evictions, how long the engine had nothing
+to compute but waited for adapters, and how the process grew in the second half of the run. Exit
+status 1 when a request failed, when a ratio is below `--floor`, or when the process grew by more
+than `--growth`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ STALLED_SECONDS = 0.002
 class Round:
     way: str
     seconds: float
+    processor: float
     tokens: int
     errors: int
     loads: int
@@ -121,7 +123,7 @@ def measure(
     finished = errors = 0
     middle, stalled = 0, 0.0
     try:
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         for number, choice in enumerate(choose(way, given.requests, len(refs))):
             prompt = [rng.randrange(1000, 20_000) for _ in range(given.prompt)]
             adapter: AdapterRef | None = None if choice is None else refs[choice]
@@ -135,13 +137,14 @@ def measure(
             if engine.stalled:
                 time.sleep(STALLED_SECONDS)
                 stalled += STALLED_SECONDS
-        seconds = time.perf_counter() - begin
+        seconds, processor = time.perf_counter() - begin, time.process_time() - used
         stats = engine.stats()
     finally:
         built.close()
     return Round(
         way,
         seconds,
+        processor,
         stats.counters.output_tokens,
         errors + given.requests - finished - errors,
         stats.adapters.loads,
@@ -187,15 +190,18 @@ def main() -> int:
         began = time.perf_counter()
         folders = make_adapters(given.model, Path(temporary), given.adapters, given.rank)
         print(f"{len(folders)} adapters made in {time.perf_counter() - began:.0f} s", flush=True)
-        print("adapters   tokens/s   to single   loads  evicted  stalled   growth  errors  load")
+        print(
+            "adapters  tokens/s  to single  by cpu  loads  evicted  stalled  growth  errors  load"
+        )
         for way in given.only:
             last = rounds[way] = measure(settings, way, folders, given)
             single = rounds.get("single")
             ratio = last.rate / single.rate if single else float("nan")
+            by_cpu = single.processor / last.processor if single else float("nan")
             print(
-                f"{way:<8} {last.rate:>10.1f} {ratio:>11.2f} {last.loads:>7} {last.evictions:>8}"
-                f" {last.stalled:>6.1f} s {last.growth / 2**20:>5.0f} MiB {last.errors:>7}"
-                f" {os.getloadavg()[0]:>5.1f}",
+                f"{way:<8} {last.rate:>9.1f} {ratio:>10.2f} {by_cpu:>7.2f} {last.loads:>6}"
+                f" {last.evictions:>8} {last.stalled:>6.1f} s {last.growth / 2**20:>3.0f} MiB"
+                f" {last.errors:>7} {os.getloadavg()[0]:>5.1f}",
                 flush=True,
             )
             failed |= last.errors > 0 or ratio < given.floor or last.growth > given.growth

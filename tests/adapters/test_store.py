@@ -158,3 +158,10 @@ def test_a_pickle_is_never_opened(tmp_path):
     with pytest.raises(AdapterLoadError, match="pickle") as error:
         load_adapter(folder, SHAPES)
     assert code(error) == "adapter_invalid"
+
+
+def test_what_is_being_read_is_not_trimmed(bucket, tmp_path):
+    digests = [publish(bucket, tensors(seed=seed)) for seed in range(2)]
+    store = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache", max_bytes=1)
+    folders = [store.fetch(digest) for digest in digests]
+    assert all(folder.is_dir() for folder in folders)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from worker.adapters.loader import ExtraTensors
-from worker.engine.adapter_cache import AdapterCache
+from worker.engine.adapter_cache import MOST_TOLD, AdapterCache
 from worker.engine.batch import AdapterLoadError
 from worker.engine.lora import LoraLinear
 from worker.engine.rank_pool import RankPool
@@ -348,3 +348,13 @@ def test_rows_of_modules_that_an_adapter_leaves_alone_are_zero():
     assert not second.A.any()
     assert second.live_rows == frozenset()
     assert first.live_rows == frozenset(rows[:2])
+
+
+def test_a_claim_names_only_the_last_of_many_adapters_in_host_memory():
+    fixture = Fixture(4, host_memory=1 << 20)
+    refs = [AdapterRef(f"a{number}", 4) for number in range(MOST_TOLD + 20)]
+    for ref in refs:
+        fixture.load(ref)
+    named = fixture.cache.resident()
+    assert named[0] == refs[-1].digest
+    assert set(named) == {ref.digest for ref in refs[-MOST_TOLD:]}

@@ -74,13 +74,15 @@ def load_adapter(folder: Path, shapes: peft.Shapes) -> LoadedAdapter:
     tensors = load_file(weights_file)
     modules: dict[str, ModuleWeights] = {}
     extras: dict[str, ExtraTensors] = {}
-    for module, keys in peft.adapter_parts(config, header).items():
+    keys_of = peft.adapter_parts(config, header)
+    for module, keys in keys_of.items():
         parts = {part: tensors[key] for part, key in keys.items()}
         if "A" in parts:
             modules[module] = _weights(config, module, parts.pop("A"), parts.pop("B"))
         if parts:
             extras[module] = _extras(config, module, parts)
-    return LoadedAdapter(modules, peft.adapter_rank(config, header), extras, config.invocation)
+    rank = peft.rank_of(config, peft.lora_modules(keys_of))
+    return LoadedAdapter(modules, rank, extras, config.invocation)
 
 
 def _weights(config: peft.PeftConfig, module: str, a: Tensor, b: Tensor) -> ModuleWeights:

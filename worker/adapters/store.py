@@ -26,6 +26,8 @@ from worker.protocol.object_store import reason
 FILES = (peft.CONFIG_FILE, peft.WEIGHTS_FILE)
 CHUNK = 16 * 2**20
 AWAY_SECONDS = 5.0
+IN_USE_SECONDS = 60.0
+"""A folder that was asked for so lately may still be being read, here or in another process."""
 
 _log = structlog.get_logger(__name__)
 
@@ -108,7 +110,7 @@ class AdapterStore:
         sizes = {path: _size(path) for path in folders}
         total = sum(sizes.values())
         for path in sorted(folders, key=_last_use):
-            if total <= self._max_bytes:
+            if total <= self._max_bytes or _last_use(path) > time.time() - IN_USE_SECONDS:
                 break
             if path != keep:
                 shutil.rmtree(path, ignore_errors=True)  # another process may be doing it too

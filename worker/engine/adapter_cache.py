@@ -26,6 +26,9 @@ from worker.engine.rank_pool import LoadedAdapter, RankPool
 from worker.engine.rank_rows import RankRows
 from worker.protocol.types import AdapterRef
 
+MOST_TOLD = 128
+"""Most adapters in host memory that `resident` names: it is part of every claim."""
+
 AdapterSource = Callable[[AdapterRef], LoadedAdapter]
 
 READERS = 4
@@ -153,7 +156,7 @@ class AdapterCache:
     def resident(self) -> tuple[str, ...]:
         with self._lock:
             ready = [digest for digest, entry in self._resident.items() if entry.ready]
-            return tuple(dict.fromkeys([*ready, *self._host.digests()]))
+            return tuple(dict.fromkeys([*ready, *self._host.latest(MOST_TOLD)]))
 
     def counts(self) -> AdapterCounts:
         with self._lock:

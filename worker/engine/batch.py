@@ -82,7 +82,7 @@ class AdapterResidency(Protocol):
         """Rows that are free or held by unpinned adapters."""
 
     def resident(self) -> tuple[str, ...]:
-        """Digests on the device or in host memory."""
+        """Digests on the device, and the last used ones in host memory."""
 
     def lacks_memory(self, adapter: AdapterRef) -> bool:
         """Whether it waits for memory besides rows that pinned adapters hold."""

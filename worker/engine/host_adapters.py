@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from worker.engine.rank_pool import LoadedAdapter
 
@@ -15,8 +16,9 @@ class HostAdapters:
         self._adapters: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self._bytes = 0
 
-    def digests(self) -> tuple[str, ...]:
-        return tuple(self._adapters)
+    def latest(self, most: int) -> tuple[str, ...]:
+        """Digests of those used last, the very last first."""
+        return tuple(islice(reversed(self._adapters), most))
 
     def has(self, digest: str) -> bool:
         return digest in self._adapters

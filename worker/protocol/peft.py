@@ -22,6 +22,8 @@ from worker.protocol.peft_content import (
     digest,
     find_not_finite,
     is_training_state,
+    lora_modules,
+    rank_of,
     split_key,
 )
 from worker.protocol.peft_fields import parse_config
@@ -54,8 +56,10 @@ __all__ = [
     "base_shapes",
     "digest",
     "find_not_finite",
+    "lora_modules",
     "parse_config",
     "parse_header",
+    "rank_of",
     "read_header",
     "validate",
 ]
@@ -91,9 +95,9 @@ def validate(
         if tensor.dtype not in FLOAT_TYPES:
             message = f"{tensor.dtype}, expected one of {', '.join(FLOAT_TYPES)}"
             problems.append(Problem("adapter_wrong_dtype", key, message))
-    if not adapter_modules(config, header) and not problems:
-        problems.append(Problem("adapter_unmatched_modules", WEIGHTS_FILE, "no LoRA tensor at all"))
     modules = adapter_parts(config, header)
+    if not lora_modules(modules) and not problems:
+        problems.append(Problem("adapter_unmatched_modules", WEIGHTS_FILE, "no LoRA tensor at all"))
     problems += check_tying(config, modules, shapes)
     for module, keys in modules.items():
         parts = {part: header.tensors[key].shape for part, key in keys.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,20 +103,23 @@ def _parameter_names(config: PeftConfig, modules: Iterable[str]) -> dict[str, st
 
 def adapter_modules(config: PeftConfig, header: SafetensorsHeader) -> tuple[str, ...]:
     """Names of the modules that the file adds LoRA to, sorted."""
+    return lora_modules(adapter_parts(config, header))
+
+
+def lora_modules(parts: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """As `adapter_modules`, of parts that are known already."""
     matrices = {"A", "B", "embedding_A", "embedding_B"}
-    return tuple(
-        sorted(
-            module
-            for module, parts in adapter_parts(config, header).items()
-            if matrices & parts.keys()
-        )
-    )
+    return tuple(sorted(module for module, keys in parts.items() if matrices & keys.keys()))
 
 
 def adapter_rank(config: PeftConfig, header: SafetensorsHeader) -> int:
     """The largest rank of any module: the rows it takes in a rank pool. Experts' don't lie in
     the pool, but every adapter has a row."""
-    modules = adapter_modules(config, header)
+    return rank_of(config, adapter_modules(config, header))
+
+
+def rank_of(config: PeftConfig, modules: Sequence[str]) -> int:
+    """As `adapter_rank`, of the modules that LoRA is added to."""
     ranks = [config.rank(module) for module in modules if not config.targets_parameter(module)]
     return max(ranks, default=min(1, len(modules)))
 
