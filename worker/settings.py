@@ -25,7 +25,8 @@ class EngineSettings:
     the device busy, and take far less time than a lease lasts. Adapters on the device have
     `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
     `threads` None means every physical core. `pinned_share` of the KV memory may be kept for
-    system prompts that tenants share.
+    system prompts that tenants share. `deterministic`: no request's numbers depend, to the last
+    bit, on what else a step computes.
     """
 
     model: str
@@ -38,6 +39,7 @@ class EngineSettings:
     context_tokens: int | None = None
     block_size: int | None = None
     threads: int | None = None
+    deterministic: bool = False
     pinned_share: float = 0.1
 
 

@@ -13,7 +13,8 @@ from worker.engine.adapter_cache import AdapterCache
 from worker.engine.config import SchedulerConfig
 from worker.engine.detokenizer import TextDecoder
 from worker.engine.engine import Engine
-from worker.engine.model_loader import load_model
+from worker.engine.fixed_rows import fix_rows
+from worker.engine.model_loader import DTypeName, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.null_runner import NullResidency
 from worker.engine.outputs import DeltaOutput, EngineOutput, FailedOutput, FinishedOutput
@@ -31,7 +32,7 @@ class Letters:
 
 
 class RealEngine:
-    """float32. `outputs` holds all that was said so far."""
+    """`outputs` holds all that was said so far."""
 
     def __init__(
         self,
@@ -41,11 +42,15 @@ class RealEngine:
         eos: frozenset[int] | None = frozenset(),
         adapters: Mapping[AdapterRef, Path] | None = None,
         longest: int | None = None,
+        dtype: DTypeName = "float32",
+        deterministic: bool = False,
         **config: Any,
     ) -> None:
         """`eos` None takes the model's own; `adapters` are folders. The pool holds one sequence of
         `longest` tokens, and little more."""
-        model = load_model(folder, "float32", certified=True)
+        model = load_model(folder, dtype, certified=True)
+        if deterministic:
+            fix_rows(model.packed.module)
         sizes = {
             "num_blocks": 256,
             "block_size": 4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kernels import native
 from worker.__main__ import main
 from worker.protocol.types import SamplingParams
+from worker.runtime.errors import ModelUnusable
 from worker.runtime.offline import Answer, OfflineEngine, Prompt
 from worker.settings import EngineSettings
 
@@ -128,6 +131,24 @@ def test_the_command_writes_a_line_for_each_line(
     assert second["id"] == 2
     assert second["usage"]["completion"] == 6
     assert third == {"id": 3, "error": "the prompt is empty"}
+
+
+def test_deterministic_answers_are_the_models_own_too(model: Path) -> None:
+    sampling = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2)
+    together, one = [Prompt([n, 2, 3], sampling) for n in range(1, 6)], Prompt([1, 2, 3], sampling)
+    chosen = replace(settings(model), deterministic=True)
+    with OfflineEngine(chosen) as first, OfflineEngine(chosen) as second:
+        beside, (by_itself,) = first.generate(together), second.generate([one])
+    assert beside[0].choices == by_itself.choices
+    assert by_itself.choices[0].token_ids == alone(model, [1, 2, 3])
+
+
+def test_without_our_kernels_deterministic_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "library", lambda source: None)
+    with pytest.raises(ModelUnusable, match=r"--deterministic needs a C\+\+ compiler"):
+        OfflineEngine(replace(settings(model), deterministic=True))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,15 @@ from obstore.store import ObjectStore
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
+from kernels.lora import cpu as lora_cpu
+from kernels.paged_attention import cpu as attention_cpu
 from worker.adapters.loader import LoadedAdapter
 from worker.adapters.source import AdapterSource
 from worker.adapters.store import AdapterStore
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.certification import UnsupportedArchitecture
 from worker.engine.engine import Engine
+from worker.engine.fixed_rows import RowsNotFixed, fix_rows
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.rank_pool import RankPool
@@ -82,6 +85,8 @@ def hf_engine(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(folder)
     model = load_served(folder, resolve_dtype(settings.dtype, device), device)
+    if settings.deterministic:
+        _fix_rows(model)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
     source = source_for(model.lora_shapes)
     adapters = AdapterCache(pool, source, extra_memory=settings.adapter_memory)
@@ -144,6 +149,18 @@ def load_served(folder: Path, dtype: DTypeName, device: str) -> ServedModel:
     except _UNREADABLE as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelUnusable(f"{folder} cannot be loaded: {reason}") from error
+
+
+def _fix_rows(model: ServedModel) -> None:
+    """Raises ModelUnusable."""
+    if model.device.type == "cpu" and not (
+        attention_cpu.is_available("cpu", model.dtype) and lora_cpu.is_available("cpu", model.dtype)
+    ):
+        raise ModelUnusable("--deterministic needs a C++ compiler on a CPU: see the log for why")
+    try:
+        fix_rows(model.packed.module)
+    except RowsNotFixed as error:
+        raise ModelUnusable(f"--deterministic cannot serve this model: {error}") from error
 
 
 def _widest_step(settings: EngineSettings, model: ServedModel) -> WidestStep:

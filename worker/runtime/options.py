@@ -71,6 +71,12 @@ _OPTIONS: tuple[Decorator, ...] = (
         show_default=True,
         help="Share of the KV memory kept for system prompts that tenants share.",
     ),
+    click.option(
+        "--deterministic",
+        is_flag=True,
+        envvar="BATTEN_DETERMINISTIC",
+        help="The same bits whatever else a step computes; slower.",
+    ),
     _positive(None, "threads", "Compute threads; default: the physical cores."),
 )
 
