@@ -172,6 +172,19 @@ async def test_the_real_resolver_leads_nowhere_private(host: str, error: str) ->
     await sender.close()
 
 
+async def test_no_error_leaves_an_attempt() -> None:
+    """It would take the attempts at other receivers with it."""
+
+    class Broken(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            raise RuntimeError("a library's bug")
+
+    sender = Sender(STRICT, Names(["8.8.8.8"]), Broken())
+    outcome = await sender.send("https://example.com/", b"", {})
+    assert (outcome.status_code, outcome.error) == (None, "connection_lost")
+    await sender.close()
+
+
 async def test_plain_http_needs_the_operators_leave() -> None:
     wire = Wire()
     sender = Sender(STRICT, Names(["8.8.8.8"]), wire)
