@@ -81,6 +81,7 @@ inline Lanes load(const bfloat16* x) {
 template <typename T>
 inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
   if (count >= LANES) return load(x);
+  if (count <= 0) return Lanes{};
   T padded[LANES] = {};
   std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
   return load(padded);

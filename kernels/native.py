@@ -1,21 +1,24 @@
-"""C++ kernels, compiled at first use with the system's compiler, as Triton compiles its own."""
+"""C++ kernels, compiled at first use with the system's compiler, as Triton compiles its own.
+
+They are compiled for the processor that they run on, so its widest instructions are used without
+asking at run time. BATTEN_KERNEL_ARCH names another target, in the words of the compiler's -march.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
 
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fopenmp",
     "-fPIC",
@@ -25,6 +28,8 @@ FLAGS = (
     "-Wno-psabi",
 )
 HEADER = Path(__file__).with_name("lanes.h")
+
+_log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -38,33 +43,43 @@ def cache_folder() -> Path:
 
 @functools.cache
 def library(source: Path) -> ctypes.CDLL | None:
-    """The compiled `source`, or None where it can't be compiled; a warning then says why.
+    """The compiled `source`, or None where it can't be compiled; the log then says why.
 
     BATTEN_NATIVE_KERNELS=0 switches native kernels off.
     """
     if os.environ.get("BATTEN_NATIVE_KERNELS") == "0":
         return None
-    compiler = shutil.which("g++") or shutil.which("clang++")
+    compiler = _compiler()
     if compiler is None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, subprocess.CalledProcessError) as error:
         output = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"{source.name} could not be compiled: {output}", stacklevel=2)
+        name = f"{source.parent.name}/{source.name}"
+        _log.warning("%s can't be compiled, PyTorch serves instead: %s", name, output.strip())
         return None
+
+
+@functools.cache
+def _compiler() -> str | None:
+    found = shutil.which("g++") or shutil.which("clang++")
+    if found is None:
+        _log.warning("no g++ or clang++ on PATH: PyTorch serves instead of the faster C++ kernels")
+    return found
 
 
 def _compiled(source: Path, compiler: str) -> Path:
     """The shared library of this source, these flags and this kind of processor."""
     text = HEADER.read_bytes() + source.read_bytes()
-    key = hashlib.sha256(repr((text, FLAGS, compiler, _processor())).encode()).hexdigest()[:24]
+    flags = (*FLAGS, f"-march={os.environ.get('BATTEN_KERNEL_ARCH', 'native')}")
+    key = hashlib.sha256(repr((text, flags, compiler, _processor())).encode()).hexdigest()[:24]
     target = cache_folder() / f"{source.parent.name}-{key}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             built = Path(work) / target.name
-            command = [compiler, *FLAGS, str(source), "-o", str(built)]
+            command = [compiler, *flags, str(source), "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             built.rename(target)
     return target

@@ -37,10 +37,12 @@ def find_shared_prefixes(plan: AttentionPlan) -> SharedPrefixes:
     tables = plan.block_tables.cpu()
     if len(tables) < 2:
         return SharedPrefixes(tuple(range(len(tables))), (0,) * len(tables))
-    keys = [row.tobytes() for row in tables.numpy().astype(">i8")]
+    lengths = [-(-length // plan.block_size) for length in plan.kv_lens]
+    rows = tables.numpy().astype(">i8")  # whose bytes are in the numbers' order
+    keys = [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    used = [-(-plan.kv_lens[index] // plan.block_size) for index in order]
+    used = [lengths[index] for index in order]
     ordered = tables[order]
     equal = (ordered[1:] == ordered[:-1]).long().cumprod(1).sum(1).tolist()
-    shared = [min(*lengths) for lengths in zip(equal, used[1:], used[:-1], strict=True)]
+    shared = [min(*counts) for counts in zip(equal, used[1:], used[:-1], strict=True)]
     return SharedPrefixes(tuple(order), (0, *shared))

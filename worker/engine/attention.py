@@ -61,6 +61,11 @@ def current_context() -> ForwardContext:
     return _current.get()
 
 
+def in_forward() -> bool:
+    """Whether a forward pass runs here."""
+    return _current.get(None) is not None
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,  # [1, heads, tokens, key_dim]

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from worker.engine.certification import certify
+from worker.engine.fusion import fuse
 from worker.engine.hooked import hook_others
 from worker.engine.kv_cache import KvLayout
 from worker.engine.lora import LoraLinear, wrap_linears
@@ -82,6 +83,7 @@ def load_model(
     weights_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     model = _read_weights(folder, weights_dtype)
     packed = PackedModel(model.to(device).requires_grad_(False))
+    fuse(model)
     return ServedModel(
         packed=packed,
         revision=revision(folder),

@@ -1,0 +1,71 @@
+"""How the C++ kernels are built, chosen, and done without."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels import native
+
+HERE = Path(__file__).parent
+SUITES = [HERE / f"test_native_{name}.py" for name in ("attention", "lora", "pointwise")]
+CHOSEN = """
+import torch
+from kernels import lora, paged_attention, pointwise
+for op in (lora, paged_attention, pointwise):
+    chosen = op._implementation("cpu", torch.bfloat16)
+    print(getattr(chosen, "__module__", None) or chosen.__name__)
+"""
+
+
+def run(arguments, tmp_path, **environment):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "BATTEN_KERNEL_CACHE": str(tmp_path), **environment},
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_switched_off_the_reference_serves(tmp_path):
+    done = run(["-c", CHOSEN], tmp_path, BATTEN_NATIVE_KERNELS="0")
+    assert done.stdout.split() == [
+        f"kernels.{op}.reference" for op in ("lora", "paged_attention", "pointwise")
+    ]
+    assert done.stderr == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_compiler_the_reference_serves_and_one_line_says_so(tmp_path):
+    done = run(["-c", CHOSEN], tmp_path, PATH=str(tmp_path))
+    assert done.stdout.count("reference") == 3
+    assert done.stderr.splitlines() == [
+        "no g++ or clang++ on PATH: PyTorch serves instead of the faster C++ kernels"
+    ]
+
+
+@pytest.mark.skipif(native._compiler() is None, reason="no C++ compiler")
+def test_what_does_not_compile_is_logged_and_done_without(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("BATTEN_KERNEL_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "broken.cpp"
+    source.write_text("int broken(")
+    assert native.library(source) is None
+    assert "broken.cpp can't be compiled" in caplog.text
+    assert "error" in caplog.text
+
+
+@pytest.mark.full
+@pytest.mark.skipif(native._compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_older_processors_compute_the_same(target, tmp_path):
+    """The whole suite of the kernels, compiled for a processor with fewer instructions."""
+    if target == "x86-64-v4" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no AVX-512")
+    done = run(
+        ["-m", "pytest", "-q", "-m", "not full", *SUITES], tmp_path, BATTEN_KERNEL_ARCH=target
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
