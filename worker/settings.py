@@ -26,7 +26,8 @@ class EngineSettings:
     `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
     `threads` None means every physical core. `pinned_share` of the KV memory may be kept for
     system prompts that tenants share. `deterministic`: no request's numbers depend, to the last
-    bit, on what else a step computes.
+    bit, on what else a step computes. `pack_weights` keeps a second copy of a CPU's weights in the
+    order that its products read them; None: where that takes at most a quarter of the free memory.
     """
 
     model: str
@@ -41,6 +42,7 @@ class EngineSettings:
     threads: int | None = None
     deterministic: bool = False
     pinned_share: float = 0.1
+    pack_weights: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,8 @@ def test_minus_one_does_not_wrap_and_unknown_adapters_are_refused():
         with pytest.raises(KernelArgumentError) as error:
             LoraSegments.build([(adapter, 1)], ROWS)
         assert error.value.argument == "runs"
+    with pytest.raises(KernelArgumentError):
+        LoraSegments.build([(0, -1)], ROWS)
 
 
 def test_neighbouring_runs_of_one_adapter_are_one_span():
@@ -88,11 +90,47 @@ def test_neighbouring_runs_of_one_adapter_are_one_span():
     assert segments.spans == ((0, 5, (4,)), (7, 8, (4,)))
 
 
-@pytest.mark.parametrize("argument", ["x", "y", "A", "B", "scales"])
-def test_a_wrong_argument_is_named(argument):
+WRONG = {
+    "x of another shape": ("x", lambda x: x[1:]),
+    "x flat": ("x", lambda x: x[0]),
+    "x of integers": ("x", lambda x: x.int()),
+    "y of another length": ("y", lambda y: y[1:]),
+    "y of another type": ("y", lambda y: y.bfloat16()),
+    "y elsewhere": ("y", lambda y: y.to("meta")),
+    "y transposed": ("y", lambda y: y.t().contiguous().t()),
+    "A of another width": ("A", lambda A: A[:, 1:]),
+    "A of another type": ("A", lambda A: A.half()),
+    "A elsewhere": ("A", lambda A: A.to("meta")),
+    "A with gaps": ("A", lambda A: A.repeat(2, 1)[::2]),
+    "B with fewer rows": ("B", lambda B: B[1:]),
+    "B of another type": ("B", lambda B: B.double()),
+    "B transposed": ("B", lambda B: B.t().contiguous().t()),
+    "scales too few": ("scales", lambda scales: scales[1:]),
+    "scales of another type": ("scales", lambda scales: scales.bfloat16()),
+    "scales with gaps": ("scales", lambda scales: scales.repeat_interleave(2)[::2]),
+    "rows that the pool lacks": (
+        "segments",
+        lambda s: LoraSegments(s.num_tokens, ((0, 2, (80,)),)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("argument", "change"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_argument_is_named_before_anything_is_written(argument, change):
     names = ("x", "y", "A", "B", "scales", "segments")
     arguments = dict(zip(names, case(RUNS["base first"]), strict=True))
-    arguments[argument] = torch.zeros(3) if argument == "scales" else torch.zeros(3, 3)
+    before = arguments["y"].clone()
+    given = arguments["y"]
+    arguments[argument] = change(arguments[argument])
     with pytest.raises(KernelArgumentError) as error:
         lora(**arguments)
     assert error.value.argument == argument
+    assert torch.equal(given, before)
+
+
+def test_x_may_lie_in_any_order():
+    x, y, A, B, scales, segments = case(RUNS["base first"])
+    other = y.clone()
+    lora(x, y, A, B, scales, segments)
+    lora(x.t().contiguous().t(), other, A, B, scales, segments)
+    assert torch.equal(other, y)

@@ -154,8 +154,21 @@ def test_copied_blocks_equal_their_source():
         ("query", {"query": torch.zeros(1, 3, 8)}),
         ("value_cache", {"value_cache": torch.zeros(1, 2, 4, 8)}),
         ("plan", {"plan": AttentionPlan.build([1], [1], [[0]], 8)}),
+        ("query", {"query": torch.zeros(1, 4)}),
+        ("query", {"query": torch.zeros(1, 4, 8, dtype=torch.int32)}),
+        ("key_cache", {"key_cache": torch.zeros(2, 4, 8)}),
+        ("key_cache", {"key_cache": torch.zeros(2, 2, 4, 8).bfloat16()}),
+        ("key_cache", {"key_cache": torch.zeros(2, 2, 4, 8, device="meta")}),
+        ("key_cache", {"key_cache": torch.zeros(2, 4, 2, 8).transpose(1, 2)}),
+        ("value_cache", {"value_cache": torch.zeros(2, 2, 4, 8).half()}),
+        ("value_cache", {"value_cache": torch.zeros(2, 2, 4, 9)[..., 1:]}),
+        ("plan", {"plan": AttentionPlan.build([1], [1], [[2]], 4)}),
+        ("plan", {"plan": AttentionPlan.build([1], [1], [[0]], 4, "meta")}),
         ("window", {"window": 0}),
+        ("softcap", {"softcap": -1.0}),
+        ("softcap", {"softcap": math.nan}),
         ("sinks", {"sinks": torch.zeros(3)}),
+        ("sinks", {"sinks": torch.zeros(4, device="meta")}),
     ],
 )
 def test_a_wrong_argument_is_named(argument, change):
@@ -172,12 +185,45 @@ def test_a_wrong_argument_is_named(argument, change):
 
 
 @pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("key", {"key": torch.zeros(2, 2, 8)}),
+        ("key", {"key": torch.zeros(1, 2, 8).half()}),
+        ("key", {"key": torch.zeros(1, 2, 8, device="meta")}),
+        ("value", {"value": torch.zeros(1, 2, 9)}),
+        ("value", {"value": torch.zeros(1, 2, 8).double()}),
+        ("key_cache", {"key_cache": torch.zeros(2, 4, 2, 8).transpose(1, 2)}),
+        ("value_cache", {"value_cache": torch.zeros(2, 2, 4, 8).half()}),
+        ("value_cache", {"value_cache": torch.zeros(3, 2, 4, 8)}),
+        ("plan", {"plan": AttentionPlan.build([1], [1], [[0]], 8)}),
+        ("plan", {"plan": AttentionPlan.build([1], [1], [[2]], 4)}),
+        ("plan", {"plan": AttentionPlan.build([1], [1], [[0]], 4, "meta")}),
+    ],
+)
+def test_a_wrong_write_is_refused_before_anything_is_written(argument, change):
+    arguments = {
+        "key": torch.ones(1, 2, 8),
+        "value": torch.ones(1, 2, 8),
+        "key_cache": torch.zeros(2, 2, 4, 8),
+        "value_cache": torch.zeros(2, 2, 4, 8),
+        "plan": AttentionPlan.build([1], [1], [[0]], 4),
+        **change,
+    }
+    with pytest.raises(KernelArgumentError) as error:
+        kv_write(**arguments)
+    assert error.value.argument == argument
+    assert not arguments["key_cache"].any()
+    assert not arguments["value_cache"].any()
+
+
+@pytest.mark.parametrize(
     ("argument", "query_lens", "kv_lens", "block_tables"),
     [
         ("block_tables", [1], [5], [[0]]),
         ("query_lens", [3], [2], [[0]]),
         ("query_lens", [0], [2], [[0]]),
         ("block_tables", [1, 1], [1, 1], [[0]]),
+        ("block_tables", [1], [1], [[-1]]),
     ],
 )
 def test_a_wrong_plan_is_refused(argument, query_lens, kv_lens, block_tables):

@@ -25,6 +25,7 @@ from worker.engine.engine import Engine
 from worker.engine.fixed_rows import RowsNotFixed, fix_rows
 from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, load_model
 from worker.engine.model_runner import ModelRunner
+from worker.engine.packed_linear import pack, packable
 from worker.engine.rank_pool import RankPool
 from worker.engine.widest_step import WidestStep, run_widest_step
 from worker.protocol.object_store import open_store, reason
@@ -56,6 +57,9 @@ TOKEN_BUDGETS = {"cpu": 512, "cuda": 2048}
 """Most tokens of a step. A CPU is busy with fewer, and a step of a 1B model with 2,048 would take
 longer there than a lease lasts."""
 
+PACKED_SHARE = 0.25
+"""Of the free memory: the most that a second copy of the weights may take unasked."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -85,6 +89,7 @@ def hf_engine(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(folder)
     model = load_served(folder, resolve_dtype(settings.dtype, device), device)
+    packed = _pack(settings, model)
     if settings.deterministic:
         _fix_rows(model)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
@@ -106,6 +111,7 @@ def hf_engine(
         device=device,
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
+        packed=packed,
         weights=sum(weight.nbytes for weight in model.packed.module.parameters()),
         adapter_memory=settings.adapter_memory,
         adapter_pool=model.adapter_bytes_per_rank * pool.rank,
@@ -161,6 +167,17 @@ def _fix_rows(model: ServedModel) -> None:
         fix_rows(model.packed.module)
     except RowsNotFixed as error:
         raise ModelUnusable(f"--deterministic cannot serve this model: {error}") from error
+
+
+def _pack(settings: EngineSettings, model: ServedModel) -> bool:
+    """Whether linear layers now multiply reordered copies of their weights."""
+    linears = packable(model.packed.module)
+    size = sum(linear.weight.nbytes for linear in linears)
+    fits = size <= free_memory(model.device) * PACKED_SHARE
+    wanted = fits if settings.pack_weights is None else settings.pack_weights
+    if wanted:
+        pack(linears)
+    return wanted and bool(linears)
 
 
 def _widest_step(settings: EngineSettings, model: ServedModel) -> WidestStep:

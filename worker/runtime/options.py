@@ -78,6 +78,13 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="The same bits whatever else a step computes; slower.",
     ),
     _positive(None, "threads", "Compute threads; default: the physical cores."),
+    click.option(
+        "--pack-weights/--no-pack-weights",
+        default=None,
+        envvar="BATTEN_PACK_WEIGHTS",
+        help="On a CPU, keep a second copy of the weights, which is multiplied faster; default: "
+        "where it takes at most a quarter of the free memory.",
+    ),
 )
 
 
