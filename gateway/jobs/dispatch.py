@@ -40,9 +40,9 @@ async def dispatch(context: Context, model: str, prepared: Sequence[Prepared]) -
     again after a while."""
     queue = context.queues.queue(model)
     epoch = await queue.epoch()
+    shared = await shared_prefixes(context)
     async with context.database.write() as session:
         marked = await mark_dispatched(session, [each.request_id for each in prepared], epoch)
-    shared = await shared_prefixes(context)
     messages = [
         _message(marked[each.request_id], each, epoch, shared)
         for each in prepared
