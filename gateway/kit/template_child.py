@@ -2,7 +2,8 @@
 
 The sandbox keeps a template from reading or calling what it must not; it can't keep one from
 looping for ever or filling memory. So: limited memory, no secrets in the environment, and a parent
-that ends this process when an answer takes too long (`gateway.kit.template_process`).
+that ends this process when an answer takes too long (`gateway.kit.template_process`). Should the
+parent be gone by then, a limit on processor time does it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,22 @@ class Rendered(msgspec.Struct, frozen=True):
     refused: str | None = None
 
 
-def main(memory: int, most_chars: int) -> None:
+def main(memory: int, most_chars: int, seconds: int) -> None:
     """Orders on standard input, answers on standard output, until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     while (order := read(orders)) is not None:
+        _limit_processor_time(seconds)
         answer = _render(msgspec.msgpack.decode(order, type=Order), most_chars)
         answers.write(framed(msgspec.msgpack.encode(answer)))
         answers.flush()
+
+
+def _limit_processor_time(seconds: int) -> None:
+    """From now on; the kernel ends this process (SIGXCPU) when it is used up."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
 def framed(data: bytes) -> bytes:
@@ -74,4 +83,4 @@ def _template(source: str, special_tokens: Sequence[tuple[str, str]]) -> ChatTem
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:4]))

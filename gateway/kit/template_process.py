@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -47,7 +48,7 @@ class TemplateProcess:
         with self._lock:
             try:
                 if self._process is None:
-                    self._process = _start()
+                    self._process = _start(self._seconds)
                     self._ask(_NOTHING, START_SECONDS)
                 answer = self._ask(order, self._seconds)
             except TimeoutError:
@@ -103,11 +104,11 @@ class TemplateProcess:
         process.wait()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(seconds: float) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(MEMORY), str(MOST_CHARS)],
+        [sys.executable, "-m", MODULE, str(MEMORY), str(MOST_CHARS), str(ceil(seconds))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -19,7 +21,9 @@ from tokenizers import Tokenizer
 from gateway.adapters.base_models import register_base_model
 from gateway.adapters.ingest import ingest
 from gateway.adapters.prompt_files import PromptFormat, read_prompt_format
+from gateway.kit import template_process
 from gateway.kit.context import Context
+from gateway.kit.template_child import Order, framed
 from gateway.kit.template_process import TemplateProcess
 from gateway.kit.templates import TemplateRefused
 from worker.protocol.peft import Problem
@@ -237,6 +241,17 @@ def test_a_template_that_is_refused_leaves_the_process_as_it_was(
     with pytest.raises(TemplateRefused):
         process.render(hostile, {}, MESSAGES)
     assert process.render("{{ messages[0].content }}", {}, MESSAGES) == "Hi"
+
+
+def test_a_process_whose_parent_is_gone_ends_all_the_same() -> None:
+    child = template_process._start(0.5)
+    assert child.stdin is not None
+    order = Order(ENDLESS, {}, [{"role": "user", "content": "Hi"}])
+    child.stdin.write(framed(msgspec.msgpack.encode(order)))
+    child.stdin.close()
+    assert child.wait(120) == -signal.SIGXCPU
+    assert child.stdout is not None
+    child.stdout.close()
 
 
 def test_the_process_knows_no_secrets(
