@@ -33,10 +33,12 @@ def benchmarks() -> Iterator[Benchmark]:
     yield Benchmark("engine.scheduler")
     yield Benchmark("kernels.cpu", ("--rounds", "5"))
     yield Benchmark("kernels.compile_ahead")
-    yield Benchmark("queue.claim")
+    yield Benchmark("queue.claim", ("--queued", "10", "1000", "100000"))
     yield Benchmark("queue.fairness", ("--lines", "5000"))
     if model := os.environ.get("BATTEN_MODEL"):
         yield Benchmark("queue.delivery", ("--lines", "2000", "--model", model))
+        yield Benchmark("queue.sharing", ("--lines", "3000", "--backlog", "600", "--model", model))
+        yield Benchmark("queue.submit", ("--jobs", "200", "--model", model))
         yield Benchmark("queue.first_token", ("--calls", "20", "--model", model))
         workload = os.environ.get("BATTEN_WORKLOAD")
         given = (workload,) if workload else ()

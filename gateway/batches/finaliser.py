@@ -18,7 +18,7 @@ from gateway import heartbeats
 from gateway.auth.scope import scope_for_background
 from gateway.batches.ending import end_batch
 from gateway.batches.freeze import Stopped, freeze
-from gateway.batches.repository import LineRepository, finished_lines
+from gateway.batches.repository import FinishedLine, LineRepository, finished_lines
 from gateway.batches.state import final_status
 from gateway.batches.sweep import activity
 from gateway.files import service as files
@@ -28,7 +28,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.kit.store import delete_blob
-from gateway.models import Batch, File, Request, Result
+from gateway.models import Batch, File
 
 CANCEL_GRACE_MS = 30_000
 SUCCEEDED = ("completed",)
@@ -64,25 +64,30 @@ async def finalize_batch(context: Context, batch_id: str, grace_ms: int = CANCEL
     return True
 
 
-def result_line(request: Request, result: Result) -> bytes:
+def result_line(line: FinishedLine) -> bytes:
     """One line of an output or error file, with its line end, and no other that readers know."""
     response = None
-    if result.status_code is not None:
+    if line.status_code is not None:
         response = {
-            "status_code": result.status_code,
-            "request_id": request.id,
-            "body": result.body,
+            "status_code": line.status_code,
+            "request_id": line.id,
+            "body": _raw(line.body),
         }
-    line = {
-        "id": request.id,
-        "custom_id": request.custom_id,
-        "response": response,
-        "error": result.error,
-    }
-    encoded = msgspec.json.encode(line)
+    encoded = msgspec.json.encode(
+        {
+            "id": line.id,
+            "custom_id": line.custom_id,
+            "response": response,
+            "error": _raw(line.error),
+        }
+    )
     for raw, escaped in _LINE_ENDS.items():
         encoded = encoded.replace(raw, escaped)
     return encoded + b"\n"
+
+
+def _raw(json: str | None) -> msgspec.Raw | None:
+    return None if json is None else msgspec.Raw(json.encode())
 
 
 async def result_lines(
@@ -90,8 +95,8 @@ async def result_lines(
 ) -> AsyncIterator[bytes]:
     """Lines in `states`, in input order, in pieces of some size."""
     piece = bytearray()
-    async for request, result in finished_lines(context.database, batch_id, states):
-        piece += result_line(request, result)
+    async for line in finished_lines(context.database, batch_id, states):
+        piece += result_line(line)
         if len(piece) >= _BUFFER:
             yield bytes(piece)
             piece.clear()

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Select, delete, exists, func, literal, select, update
+from sqlalchemy import Select, Text, cast, delete, exists, func, literal, select, update
 
 from gateway.auth.limits import Limits
 from gateway.auth.scope import TenantScope
@@ -162,15 +162,38 @@ class LineRepository:
         return lines
 
 
+class FinishedLine(NamedTuple):
+    """What files say of a line. `body` and `error` are JSON, as the database spells it: most of
+    a batch's output need not be taken apart to be written."""
+
+    id: str
+    line_no: int | None
+    custom_id: str | None
+    input_offset: int | None
+    input_length: int | None
+    status_code: int | None
+    body: str | None
+    error: str | None
+
+
 async def finished_lines(
     database: Database, batch_id: str, states: Sequence[str]
-) -> AsyncIterator[tuple[Request, Result]]:
+) -> AsyncIterator[FinishedLine]:
     """Lines in `states` with their results, in input order, in pages of short reads."""
     last = 0
     while True:
         async with database.read() as session:
             rows = await session.execute(
-                select(Request, Result)
+                select(
+                    Request.id,
+                    Request.line_no,
+                    Request.custom_id,
+                    Request.input_offset,
+                    Request.input_length,
+                    Result.status_code,
+                    cast(Result.body, Text),
+                    cast(Result.error, Text),
+                )
                 .join(Result, Result.request_id == Request.id)
                 .where(
                     Request.batch_id == batch_id,
@@ -180,9 +203,9 @@ async def finished_lines(
                 .order_by(Request.line_no)
                 .limit(_PAGE)
             )
-            page = [(row[0], row[1]) for row in rows]
-        for request, result in page:
-            yield request, result
+            page = [FinishedLine(*row) for row in rows]
+        for line in page:
+            yield line
         if len(page) < _PAGE:
             return
-        last = page[-1][0].line_no or last
+        last = page[-1].line_no or last

@@ -62,7 +62,7 @@ async def _source(session: service.Session, scope: TenantScope, batch: Batch) ->
 async def _lines(context: Context, batch: Batch, source: File) -> AsyncIterator[bytes]:
     starts: list[int] = []
     lengths: list[int] = []
-    async for request, _ in finished_lines(context.database, batch.id, UNSUCCESSFUL):
+    async for request in finished_lines(context.database, batch.id, UNSUCCESSFUL):
         if request.custom_id is not None:
             starts.append(request.input_offset or 0)
             lengths.append(request.input_length or 0)
