@@ -88,7 +88,8 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
         assert plan.weights == sum(p.nbytes for p in parameters)
         assert plan.adapters == sum(tensor.nbytes for tensor in pool)
         assert size.kv_token == model.kv_layout.bytes_per_token
-        assert (plan.blocks, plan.kv_tokens) == (engine.config.num_blocks, engine.config.kv_tokens)
+        assert plan.blocks == engine.config.num_blocks
+        assert plan.kv_tokens == plan.blocks * engine.config.block_size
         cache = [t for layer in range(2) for t in engine._runner.cache.layer(layer)]
         assert plan.blocks * plan.block_size * size.kv_token == sum(t.nbytes for t in cache)
         assert size.context_tokens == engine.config.context_tokens
