@@ -18,6 +18,7 @@ from worker.engine.model_loader import DTypeName, load_model
 from worker.engine.model_runner import ModelRunner
 from worker.engine.null_runner import NullResidency
 from worker.engine.outputs import DeltaOutput, EngineOutput, FailedOutput, FinishedOutput
+from worker.engine.packed_linear import pack, packable
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams
 
 
@@ -49,7 +50,8 @@ class RealEngine:
         """`eos` None takes the model's own; `adapters` are folders. The pool holds one sequence of
         `longest` tokens, and little more."""
         model = load_model(folder, dtype, certified=True)
-        if deterministic:
+        if deterministic:  # with packed weights where the processor has them, as a worker
+            pack(packable(model.packed.module))
             fix_rows(model.packed.module)
         sizes = {
             "num_blocks": 256,
