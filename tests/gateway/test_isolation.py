@@ -58,7 +58,7 @@ OWN_DATA = {
     "GET /v1/webhook_event_types",
 }  # nothing in them names an object
 CREATES = {"POST /v1/files", "POST /v1/adapters", "POST /v1/webhook_endpoints"}  # nothing is named
-OPEN = {"GET /healthz", "GET /readyz"}
+OPEN = {"GET /healthz", "GET /readyz", "GET /metrics"}
 LISTS = ("files", "batches", "jobs", "adapters", "webhook_endpoints", "webhook_events")
 
 
