@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels import backend
-from kernels.errors import KernelArgumentError, check_shape
+from kernels.errors import check_device, check_shape, check_type
+
+_TYPES = {  # of the fields of a plan
+    "temperatures": torch.float32,
+    "top_ks": torch.int64,
+    "top_ps": torch.float64,
+    "min_ps": torch.float32,
+    "uniforms": torch.float64,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +59,13 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
         logits   [rows, vocabulary] float32, no NaN
         returns  int64 [rows]
     """
-    if logits.dtype.itemsize != 4:
-        raise KernelArgumentError("logits", f"{logits.dtype}, expected float32")
-    for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms"):
-        check_shape(f"plan.{name}", getattr(plan, name), logits.shape[0])
+    check_shape("logits", logits, None, None)
+    check_type("logits", logits, torch.float32)
+    for name, dtype in _TYPES.items():
+        column = getattr(plan, name)
+        check_shape(f"plan.{name}", column, logits.shape[0])
+        check_type(f"plan.{name}", column, dtype)
+        check_device(f"plan.{name}", column, logits.device)
     if backend.uses_triton(logits):
         from kernels.sample import triton_kernel
 

@@ -1,5 +1,7 @@
 """Sampling against its docstring's loop, and against the distribution it promises."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -119,10 +121,21 @@ def test_the_ends_of_the_unit_interval_choose_a_kept_token(uniform):
     assert sample(logits, plan(1, uniforms=uniforms)).item() == (2 if uniform else 1)
 
 
-def test_a_wrong_argument_is_named():
+@pytest.mark.parametrize(
+    ("argument", "logits", "changes"),
+    [
+        ("logits", torch.zeros(2, 5, dtype=torch.float64), {}),
+        ("logits", torch.zeros(2, 5, dtype=torch.int32), {}),
+        ("logits", torch.zeros(2), {}),
+        ("plan.temperatures", torch.zeros(3, 5), {}),
+        ("plan.temperatures", torch.zeros(2, 5, device="meta"), {}),
+        ("plan.top_ks", torch.zeros(2, 5), {"top_ks": torch.zeros(2)}),
+        ("plan.top_ps", torch.zeros(2, 5), {"top_ps": torch.ones(2)}),
+        ("plan.min_ps", torch.zeros(2, 5), {"min_ps": torch.zeros(2).double()}),
+        ("plan.uniforms", torch.zeros(2, 5), {"uniforms": torch.zeros(2, 1).double()}),
+    ],
+)
+def test_a_wrong_argument_is_named(argument, logits, changes):
     with pytest.raises(KernelArgumentError) as error:
-        sample(torch.zeros(2, 5, dtype=torch.float64), plan(2))
-    assert error.value.argument == "logits"
-    with pytest.raises(KernelArgumentError) as error:
-        sample(torch.zeros(3, 5), plan(2))
-    assert error.value.argument == "plan.temperatures"
+        sample(logits, replace(plan(2), **changes))
+    assert error.value.argument == argument
