@@ -34,7 +34,17 @@ class CreateBatch(BaseModel):
     """Either `input_file_id` or `requests`. With `on_invalid` "skip" bad lines go to the error
     file and the rest runs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "example": {
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+                "input_file_id": "file_01jd3v5x8y2k4m6n8p0q2r4s6t",
+            }
+        },
+    )
 
     endpoint: str
     completion_window: str

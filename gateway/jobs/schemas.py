@@ -21,7 +21,20 @@ class CreateJob(BaseModel):
     a job that has not finished by then expires. `webhook` is told of its end: the id of an
     endpoint, or a URL, for which the tenant's default secret signs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "example": {
+                "endpoint": "/v1/chat/completions",
+                "body": {
+                    "model": "smollm2-135m-instruct",
+                    "messages": [{"role": "user", "content": "Hello!"}],
+                },
+                "priority": "batch",
+            }
+        },
+    )
 
     endpoint: Endpoint
     body: dict[str, Any]

@@ -91,9 +91,9 @@ def _engine(url: str, is_sqlite: bool, begin: str, pool_size: int) -> AsyncEngin
         return create_async_engine(url, pool_size=pool_size, pool_pre_ping=True)
     # SQLite has one writer at a time: those of a process queue up here, in order, and not in
     # its busy handler, which sleeps.
-    size = 1 if begin == "BEGIN IMMEDIATE" else pool_size
+    size, more = (1, 0) if begin == "BEGIN IMMEDIATE" else (pool_size, pool_size)
     engine = create_async_engine(
-        url, pool_size=size, max_overflow=0, connect_args={"factory": _RollsBack}
+        url, pool_size=size, max_overflow=more, connect_args={"factory": _RollsBack}
     )
 
     @event.listens_for(engine.sync_engine, "connect")

@@ -13,7 +13,9 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f
 
 
 class CreateTenant(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"name": "acme", "weight": 1.0}}
+    )
 
     name: Name
     weight: float = Field(1.0, gt=0, le=1000, description="Fair share in the queue")
@@ -48,7 +50,10 @@ class LimitsObject(Limits):
 
 
 class CreateKey(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"example": {"tenant": "acme", "name": "ci", "scopes": ["all"]}},
+    )
 
     tenant: str | None = Field(None, description="Id or name; null with `admin`")
     name: Name = "key"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,15 +20,17 @@ START_SECONDS = 120.0
 
 
 @contextmanager
-def process(*words: str, **environment: str) -> Iterator[psutil.Process]:
-    """`python -m` these words; ended gracefully, with status 0."""
+def process(
+    *words: str, stop: int = signal.SIGTERM, **environment: str
+) -> Iterator[psutil.Process]:
+    """`python -m` these words; ended gracefully by the signal `stop`, with status 0."""
     ours = ("BATTEN_", "DATABASE_URL", "REDIS_URL", "LOG_LEVEL")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     child = subprocess.Popen([sys.executable, "-m", *words], env=kept | environment)
     try:
         yield psutil.Process(child.pid)
     finally:
-        child.terminate()
+        child.send_signal(stop)
         assert child.wait(60) == 0
 
 
@@ -49,7 +52,8 @@ def served(settings: Any, model: Path, **environment: str) -> Iterator[tuple[int
         **environment,
     }
     with ExitStack() as stack:
-        api = stack.enter_context(process("gateway", "api", "--port", str(port), **environment))
+        words = ("gateway", "api", "--port", str(port))
+        api = stack.enter_context(process(*words, stop=signal.SIGINT, **environment))
         for words in (("gateway", "collector"), ("worker",)):
             stack.enter_context(process(*words, **environment))
         deadline = time.monotonic() + START_SECONDS
