@@ -24,6 +24,8 @@ ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", AsyncSession)
 
 BUSY_TIMEOUT_MS = 30_000
+QUEUE_SECONDS = 120.0
+"""Longest wait for a session of SQLite: a thousand writers in a row are no failure."""
 
 
 def async_url(url: str) -> str:
@@ -93,7 +95,11 @@ def _engine(url: str, is_sqlite: bool, begin: str, pool_size: int) -> AsyncEngin
     # its busy handler, which sleeps.
     size, more = (1, 0) if begin == "BEGIN IMMEDIATE" else (pool_size, pool_size)
     engine = create_async_engine(
-        url, pool_size=size, max_overflow=more, connect_args={"factory": _RollsBack}
+        url,
+        pool_size=size,
+        max_overflow=more,
+        pool_timeout=QUEUE_SECONDS,
+        connect_args={"factory": _RollsBack},
     )
 
     @event.listens_for(engine.sync_engine, "connect")
