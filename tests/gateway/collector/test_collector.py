@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
+from gateway.collector.backlog import waiting
 from gateway.collector.fold import Fold
 from gateway.collector.run import Collector, Pace
 from gateway.collector.upkeep import record_announcements, requeue_unknown
@@ -206,6 +207,24 @@ async def test_a_lost_enqueue_is_found_and_repeated(
     assert (await row(deployment, job)).state == "queued"
     assert (await row(deployment, other)).state == "dispatched"
     assert await deployment.work() == 2
+
+
+async def test_waiting_names_the_tenants_and_classes_that_have_queued_rows(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, deployment: Any
+) -> None:
+    mine = [await submit(client, priority=name) for name in ("batch", "standard", "batch")]
+    [theirs, running] = [await submit(other_client), await submit(other_client)]
+    async with deployment.context.database.write() as session:
+        queued = update(Request).where(Request.id.in_([*mine, theirs]))
+        await session.execute(queued.values(state="queued"))
+    tenants = [(await row(deployment, job)).tenant_id for job in (mine[0], theirs)]
+    standard = (await row(deployment, running)).request_class
+    async with deployment.context.database.read() as session:
+        shares = await waiting(session, "tiny")
+        assert await waiting(session, "another") == []
+    assert sorted(shares) == sorted(
+        [(tenants[0], "standard"), (tenants[0], "batch"), (tenants[1], standard)]
+    )
 
 
 async def test_a_full_redis_delays_what_was_accepted_and_loses_nothing(
