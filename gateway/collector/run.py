@@ -25,6 +25,9 @@ from gateway.models import BaseModel
 from gateway.settings import Settings
 from gateway.system_prompts.service import publish
 
+# Far longer than a step takes; each may be broken off, and whatever hangs, another follows.
+STEP_SECONDS = 120.0
+
 _log = structlog.get_logger(__name__)
 
 
@@ -121,9 +124,9 @@ class Collector:
                 room.set()
 
         for loop in (
-            endure(f"fold:{model}", stop, collect),
-            endure(f"dispatch:{model}", stop, fill),
-            endure(f"epoch:{model}", stop, check_epoch, self.pace.epoch),
+            endure(f"fold:{model}", stop, collect, longest=STEP_SECONDS),
+            endure(f"dispatch:{model}", stop, fill, longest=STEP_SECONDS),
+            endure(f"epoch:{model}", stop, check_epoch, self.pace.epoch, STEP_SECONDS),
             endure(
                 f"prefixes:{model}",
                 stop,

@@ -35,14 +35,20 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def endure(
-    name: str, stop: asyncio.Event, step: Callable[[], Awaitable[object]], every: float = 0.0
+    name: str,
+    stop: asyncio.Event,
+    step: Callable[[], Awaitable[object]],
+    every: float = 0.0,
+    longest: float | None = None,
 ) -> None:
-    """Repeats `step` until `stop`; an outage is logged once and waited out with growing pauses."""
+    """Repeats `step` until `stop`; an outage is logged once and waited out with growing pauses. A
+    step that takes longer than `longest` seconds is broken off: it must bear that at any point."""
     backoff = 0.0
     while not stop.is_set():
         try:
-            await step()
-        except OUTAGES as error:
+            async with asyncio.timeout(longest):
+                await step()
+        except (*OUTAGES, TimeoutError) as error:
             if not backoff:
                 _log.warning("outage", loop=name, error=f"{type(error).__name__}: {error}")
             backoff = min(_LONGEST_PAUSE, backoff * 2 or _FIRST_PAUSE)
