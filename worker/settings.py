@@ -24,6 +24,7 @@ class EngineSettings:
     blocks waste less, large ones are fewer to follow. So is `token_budget`: a step should keep
     the device busy, and take far less time than a lease lasts. Adapters on the device have
     `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
+    Requests wait `store_patience` seconds for theirs while the object store is away.
     `threads` None means every physical core. `pinned_share` of the KV memory may be kept for
     system prompts that tenants share. `deterministic`: no request's numbers depend, to the last
     bit, on what else a step computes. `pack_weights` keeps a second copy of a CPU's weights in the
@@ -37,6 +38,7 @@ class EngineSettings:
     token_budget: int | None = None
     adapter_rank: int = 256
     adapter_memory: int = 1 << 30
+    store_patience: float = 300.0
     context_tokens: int | None = None
     block_size: int | None = None
     threads: int | None = None

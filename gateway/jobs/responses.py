@@ -22,6 +22,7 @@ _LEAST_LOGPROB = -9999.0  # what OpenAI reports for tokens of no measurable prob
 _STATUS: Mapping[FailureCode, int] = {
     "adapter_unavailable": 404,
     "adapter_invalid": 400,
+    "store_unavailable": 503,
     "context_length_exceeded": 400,
     "capacity_exceeded": 400,
     "invalid_request": 400,

@@ -100,7 +100,7 @@ def test_a_store_that_hangs_or_dies_is_given_up_and_found_again(
         began = time.monotonic()
         error = load_error(store, other)
         assert time.monotonic() - began < 10
-        assert error.code == "adapter_unavailable"
+        assert error.code == "store_unavailable"
         assert str(error).startswith("the object store did not answer for adapters/")
         assert fragile.endpoint not in str(error)
         assert "was not asked again" in str(load_error(store, "0" * 64))

@@ -136,6 +136,7 @@ class ShadowResidency:
         self.delay = delay
         self.broken = broken or {}
         self.large: set[str] = set()  # loaded only while no adapter is pinned
+        self.away: set[str] = set()  # not given by the store
         self.starts: dict[str, int] = {}
         self.pins: dict[str, int] = {}
         self.loaded: OrderedDict[str, int] = OrderedDict()
@@ -151,7 +152,7 @@ class ShadowResidency:
         if digest in self.loaded:
             self.loaded.move_to_end(digest)
             return True
-        if self.lacks_memory(adapter):
+        if self.is_away(adapter) or self.lacks_memory(adapter):
             return False
         if digest not in self.loading and self._make_room(adapter.rank):
             self.loading[digest] = [self.delay, adapter.rank]
@@ -185,6 +186,9 @@ class ShadowResidency:
 
     def free_rank(self) -> int:
         return self.rank - sum(self.loaded[digest] for digest in self.pins)
+
+    def is_away(self, adapter: AdapterRef) -> bool:
+        return adapter.digest in self.away
 
     def lacks_memory(self, adapter: AdapterRef) -> bool:
         return adapter.digest in self.large and bool(self.pins)

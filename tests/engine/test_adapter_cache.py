@@ -208,6 +208,38 @@ def test_an_unavailable_adapter_may_be_tried_again_later(make):
     f.load(A)
 
 
+def test_who_waits_for_a_store_that_is_away_is_told_only_when_patience_ends(make):
+    f = make(patience=100.0, away_seconds=5.0, retry_after=30.0)
+    f.source.errors["a"] = AdapterLoadError("store_unavailable", "store is down")
+    assert f.cache.prepare(A) is False
+    assert f.changed.acquire(timeout=10)
+    assert f.cache.is_away(A)
+    assert f.cache.prepare(A) is False
+    assert f.source.loads == ["a"]
+    assert f.cache.free_rank() == 8
+    f.load(B)
+    f.clock.now = 6.0
+    assert not f.cache.is_away(A)
+    assert f.cache.prepare(A) is False
+    assert f.changed.acquire(timeout=10)
+    assert f.source.loads == ["a", "b", "a"]
+    f.clock.now = 101.0
+    assert f.fail(A).code == "store_unavailable"
+    f.clock.now = 132.0
+    del f.source.errors["a"]
+    f.load(A)
+
+
+def test_an_adapter_is_loaded_when_its_store_is_back(make):
+    f = make(patience=100.0, away_seconds=5.0)
+    f.source.errors["a"] = AdapterLoadError("store_unavailable", "store is down")
+    assert f.cache.prepare(A) is False
+    assert f.changed.acquire(timeout=10)
+    del f.source.errors["a"]
+    f.clock.now = 6.0
+    f.load(A)
+
+
 def test_an_unknown_fault_fails_its_adapter_only(make):
     f = make()
     f.source.errors["a"] = ZeroDivisionError("odd")

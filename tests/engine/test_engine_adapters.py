@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.harness import Harness, adapter
 from tests.engine.shadow import ShadowResidency
-from worker.engine.adapter_gate import AdapterGate
+from worker.engine.adapter_gate import POLLED, AdapterGate
 from worker.engine.batch import AdapterLoadError
 from worker.engine.outputs import FailedOutput
 from worker.protocol.types import AdapterRef, RequestId
@@ -48,7 +48,8 @@ def test_a_loading_adapter_delays_only_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "retryable"), [("adapter_unavailable", True), ("adapter_invalid", False)]
+    ("code", "retryable"),
+    [("adapter_unavailable", True), ("store_unavailable", True), ("adapter_invalid", False)],
 )
 def test_a_broken_adapter_fails_its_requests_and_no_others(code: str, retryable: bool) -> None:
     harness = harness_with(16, delay=2, broken={"bad": code})
@@ -61,6 +62,21 @@ def test_a_broken_adapter_fails_its_requests_and_no_others(code: str, retryable:
         ("x", code, retryable),
         ("z", code, retryable),
     ]
+
+
+def test_adapters_that_the_store_does_not_give_hold_up_no_others() -> None:
+    """More of them than are looked at in a step, each as large as the pool."""
+    harness = harness_with(16, delay=1, max_sequences=4, drain_after=5)
+    harness.residency.away = {f"away{number}" for number in range(POLLED + 10)}
+    for name in sorted(harness.residency.away):
+        harness.add(name, [1], max_tokens=2, adapter=adapter(name, 16))
+    for number in range(20):
+        harness.add(f"x{number}", [1], max_tokens=2, adapter=adapter(f"good{number % 5}"))
+    for _ in range(200):
+        harness.step()
+    assert len(harness.finished()) == 20
+    harness.residency.away.clear()
+    assert len(harness.run(most=4000)) == POLLED + 30
 
 
 def test_a_load_that_fails_later_fails_all_who_wait_for_it() -> None:

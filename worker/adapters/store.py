@@ -51,8 +51,9 @@ class AdapterStore:
     def fetch(self, digest: str) -> Path:
         """The adapter's folder on disk.
 
-        Raises AdapterLoadError `adapter_unavailable` when the store doesn't answer or has no
-        such adapter, `adapter_invalid` when what it has is not what the digest names.
+        Raises AdapterLoadError `store_unavailable` when the store doesn't answer,
+        `adapter_unavailable` when it has no such adapter, `adapter_invalid` when what it has is
+        not what the digest names.
         """
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise AdapterLoadError("adapter_invalid", f"{digest!r} is no sha256")
@@ -80,7 +81,7 @@ class AdapterStore:
         answer is left alone for a while: who waits for its time limit holds up others' adapters."""
         if time.monotonic() < self._away_until:
             message = f"the object store did not answer, and was not asked again for {path}"
-            raise AdapterLoadError("adapter_unavailable", message)
+            raise AdapterLoadError("store_unavailable", message)
         try:
             size = obstore.head(self._store, path)["size"]
             with target.open("wb") as file:
@@ -94,7 +95,7 @@ class AdapterStore:
             self._away_until = time.monotonic() + AWAY_SECONDS
             _log.warning("store_unavailable", path=path, error=reason(error))
             message = f"the object store did not answer for {path}"
-            raise AdapterLoadError("adapter_unavailable", message) from error
+            raise AdapterLoadError("store_unavailable", message) from error
 
     def _make_room(self, keep: Path) -> None:
         """The folder is looked through only when it may hold too much."""

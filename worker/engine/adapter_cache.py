@@ -49,6 +49,7 @@ class _Resident:
 class _Failure:
     error: AdapterLoadError
     until: float | None  # monotonic seconds; None: for good
+    is_told: bool = True  # else those who want it wait, for the store to answer again
 
 
 class AdapterCache:
@@ -59,7 +60,8 @@ class AdapterCache:
     raises AdapterLoadError; it runs on threads of this cache, several at once. `on_change` is
     called on one of them whenever an adapter became ready or failed, so that an idle engine can be
     woken. An unavailable adapter may be tried again after `retry_after` seconds, an invalid one
-    never.
+    never. While the store of all adapters does not answer, it is asked again for each every
+    `away_seconds`, and only after `patience` seconds is that a failure.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class AdapterCache:
         host_memory: int = 1 << 30,
         extra_memory: int = 1 << 30,
         retry_after: float = 30.0,
+        patience: float = 300.0,
+        away_seconds: float = 5.0,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +82,9 @@ class AdapterCache:
         self._extra_memory = extra_memory
         self._extra_bytes: dict[str, int] = {}
         self._retry_after = retry_after
+        self._patience = patience
+        self._away_seconds = away_seconds
+        self._away_since: dict[str, float] = {}
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
@@ -110,6 +117,8 @@ class AdapterCache:
                 self._resident.move_to_end(adapter.digest)
                 return resident.ready
             self._raise_failure(adapter)
+            if adapter.digest in self._failures:
+                return False
             if not self._make_room(adapter.rank, self._extra_bytes.get(adapter.digest, 0)):
                 return False
             self._resident[adapter.digest] = _Resident(self._rows.take(adapter.rank))
@@ -146,6 +155,16 @@ class AdapterCache:
                 len(resident.rows) for resident in self._resident.values() if _evictable(resident)
             )
 
+    def is_away(self, adapter: AdapterRef) -> bool:
+        with self._lock:
+            failure = self._failures.get(adapter.digest)
+            return (
+                failure is not None
+                and not failure.is_told
+                and failure.until is not None
+                and failure.until > self._clock()
+            )
+
     def lacks_memory(self, adapter: AdapterRef) -> bool:
         with self._lock:
             if adapter.digest in self._resident:
@@ -177,6 +196,8 @@ class AdapterCache:
             return
         if failure.until is not None and failure.until <= self._clock():
             del self._failures[adapter.digest]
+            return
+        if not failure.is_told:
             return
         raise AdapterLoadError(failure.error.code, str(failure.error)) from failure.error
 
@@ -244,6 +265,7 @@ class AdapterCache:
             resident = self._resident[adapter.digest]
             resident.invocation = loaded.invocation
             resident.ready = True
+            self._away_since.pop(adapter.digest, None)
             self._counts = replace(self._counts, loads=self._counts.loads + 1)
 
     def _reserve(self, adapter: AdapterRef, extra: int) -> bool:
@@ -273,14 +295,24 @@ class AdapterCache:
         return self._extra_memory - sum(entry.extra for entry in self._resident.values())
 
     def _fail(self, adapter: AdapterRef, error: AdapterLoadError) -> None:
-        retried = error.code == "adapter_unavailable"
-        until = self._clock() + self._retry_after if retried else None
+        retried = error.code != "adapter_invalid"
+        now = self._clock()
         with self._lock:
-            self._failures[adapter.digest] = _Failure(error, until)
+            if self._keeps_waiting(adapter, error, now):
+                failure = _Failure(error, now + self._away_seconds, is_told=False)
+            else:
+                self._away_since.pop(adapter.digest, None)
+                failure = _Failure(error, now + self._retry_after if retried else None)
+            self._failures[adapter.digest] = failure
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
             self._drop(adapter.digest)
             if not retried:
                 self._host.drop(adapter.digest)
+
+    def _keeps_waiting(self, adapter: AdapterRef, error: AdapterLoadError, now: float) -> bool:
+        if error.code != "store_unavailable":
+            return False
+        return now - self._away_since.setdefault(adapter.digest, now) < self._patience
 
 
 def _evictable(resident: _Resident) -> bool:

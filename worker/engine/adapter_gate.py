@@ -24,8 +24,9 @@ class AdapterGate:
 
     A blocked adapter (loading, or no rows for it) delays nobody else. Adapters are asked for in
     the order in which they were blocked, and together only as many as the unpinned rows hold:
-    otherwise loads would take each other's rows for ever. Once ready, an adapter is held (a pin
-    of our own) until a sequence runs with it: no load is for nothing.
+    otherwise loads would take each other's rows for ever. One that its store does not give at
+    present is passed over. Once ready, an adapter is held (a pin of our own) until a sequence runs
+    with it: no load is for nothing.
 
     The oldest blocked adapter that lacked rows for `drain_after` steps is drained for: enough
     pinned adapters, those with the fewest sequences, get no new ones (held ones their first
@@ -134,7 +135,11 @@ class AdapterGate:
         if not self._blocked:
             return asked
         room = self.free_rank()
-        for adapter, _ in islice(self._blocked.values(), POLLED):
+        for adapter, since in list(islice(self._blocked.values(), POLLED)):
+            if self.residency.is_away(adapter):
+                del self._blocked[adapter.digest]
+                self._blocked[adapter.digest] = adapter, since  # others come before it
+                continue
             pinned = adapter.digest in self._pinned
             if self._allowed(adapter) and (pinned or adapter.rank <= room):
                 asked.append(adapter)
@@ -161,6 +166,8 @@ class AdapterGate:
         for adapter, since in islice(self._blocked.values(), POLLED):
             if step - since < self._drain_after:
                 continue
+            if self.residency.is_away(adapter):
+                continue
             missing = adapter.rank - self.free_rank()
             if self.residency.lacks_memory(adapter):
                 missing = self._rank
@@ -170,6 +177,9 @@ class AdapterGate:
                 return
 
     def _keep_draining(self, target: AdapterRef, step: int) -> None:
+        if self.residency.is_away(target):
+            self._end_drain()
+            return
         if not self._drained.isdisjoint(self._pinned):
             return
         self._patience -= 1

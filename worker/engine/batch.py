@@ -84,6 +84,9 @@ class AdapterResidency(Protocol):
     def resident(self) -> tuple[str, ...]:
         """Digests on the device, and the last used ones in host memory."""
 
+    def is_away(self, adapter: AdapterRef) -> bool:
+        """Whether the store does not give it at present: asking for it now is for nothing."""
+
     def lacks_memory(self, adapter: AdapterRef) -> bool:
         """Whether it waits for memory besides rows that pinned adapters hold."""
 

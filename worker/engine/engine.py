@@ -158,10 +158,7 @@ class Engine:
         began = self._now()
         batch = self.scheduler.schedule()
         for sequence, error in self.scheduler.take_failed():
-            code: StepFailureCode = (
-                "adapter_unavailable" if error.code == "adapter_unavailable" else "adapter_invalid"
-            )
-            self._fail(sequence.request_id, code, str(error))
+            self._fail(sequence.request_id, error.code, str(error))
         if batch.sequences:
             batch = self._without_failed(batch)
         self._last_batch = batch
@@ -254,7 +251,7 @@ class Engine:
             return
         self._drop(request, trusted=code != "numerical_error")
         self.counters.failed += 1
-        retryable = code == "adapter_unavailable"
+        retryable = code in ("adapter_unavailable", "store_unavailable")
         self._outputs.append(FailedOutput(request_id, code, message, retryable))
 
     def _drop(self, request: ActiveRequest, *, trusted: bool = True) -> None:

@@ -108,6 +108,9 @@ class NullResidency:
     def free_rank(self) -> int:
         return self._rank - sum(r for d, r in self._resident.items() if self._pins[d])
 
+    def is_away(self, adapter: AdapterRef) -> bool:
+        return False
+
     def lacks_memory(self, adapter: AdapterRef) -> bool:
         return False
 

@@ -9,7 +9,9 @@ import msgspec
 
 from worker.protocol.types import Choice, ComputeTimes, RequestId, TokenLogprob, TokenUsage
 
-StepFailureCode = Literal["adapter_unavailable", "adapter_invalid", "numerical_error"]
+StepFailureCode = Literal[
+    "adapter_unavailable", "adapter_invalid", "store_unavailable", "numerical_error"
+]
 
 
 @dataclass(frozen=True, slots=True)

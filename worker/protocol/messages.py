@@ -27,6 +27,7 @@ from worker.protocol.types import (
 FailureCode = Literal[
     "adapter_unavailable",
     "adapter_invalid",
+    "store_unavailable",
     "context_length_exceeded",
     "capacity_exceeded",
     "invalid_request",

@@ -94,7 +94,9 @@ def hf_engine(
         _fix_rows(model)
     pool = RankPool(model.linears, settings.adapter_rank, model.dtype, model.device, model.others)
     source = source_for(model.lora_shapes)
-    adapters = AdapterCache(pool, source, extra_memory=settings.adapter_memory)
+    adapters = AdapterCache(
+        pool, source, extra_memory=settings.adapter_memory, patience=settings.store_patience
+    )
     size = settings.block_size or BLOCK_SIZES[model.device.type]
     step = _widest_step(settings, model)
     activations = None if settings.kv_memory else _activations(model, step, size)

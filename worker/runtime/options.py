@@ -62,6 +62,14 @@ _OPTIONS: tuple[Decorator, ...] = (
         envvar="BATTEN_ADAPTER_MEMORY",
         help="Memory of the adapters on the device besides their ranks (experts, heads, ...).",
     ),
+    click.option(
+        "--store-patience",
+        type=click.FloatRange(min=0),
+        default=300.0,
+        show_default=True,
+        envvar="BATTEN_STORE_PATIENCE",
+        help="Seconds that requests wait for their adapter while the object store is away.",
+    ),
     _positive(None, "context-tokens", "Longest context; default: the model's."),
     click.option(
         "--pinned-share",
