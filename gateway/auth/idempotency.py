@@ -55,9 +55,15 @@ class Idempotency:
     ) -> JSONResponse:
         """`create` runs within `session` and returns the body. Send the response after the
         session's block. Raises Conflict (`idempotency_conflict`), and what `create` raises."""
-        recalled = await self.recall(session, fingerprint, create, status)
-        headers = REPLAYED if recalled.replayed else None
-        return JSONResponse(recalled.body, recalled.status, headers)
+        return _response(await self.recall(session, fingerprint, create, status))
+
+    async def earlier(self, session: ReadSession, fingerprint: str) -> JSONResponse | None:
+        """The answer of an earlier call with the key, if there is one. It is given whatever has
+        become of what that call named: ask before looking anything up. Raises Conflict."""
+        if self.key is None:
+            return None
+        row = await session.scalar(select(IdempotencyKey).where(*self._is_ours()))
+        return None if row is None else _response(self._replay(row, fingerprint))
 
     async def recall(
         self,
@@ -118,6 +124,11 @@ class Idempotency:
                 code="idempotency_conflict",
             )
         return Recalled(row.status, row.response or {}, replayed=True)
+
+
+def _response(recalled: Recalled) -> JSONResponse:
+    headers = REPLAYED if recalled.replayed else None
+    return JSONResponse(recalled.body, recalled.status, headers)
 
 
 async def current_idempotency(

@@ -37,7 +37,7 @@ class Creation:
         TooManyRequests."""
         created: list[str] = []
         try:
-            await self._admit()
+            await self.admission.admit_batch()
             async with self.context.database.write() as session:
 
                 async def create() -> dict[str, Any]:
@@ -60,10 +60,3 @@ class Creation:
         for batch_id in created:
             await self.tasks.send(VALIDATE, batch_id)
         return response
-
-    async def _admit(self) -> None:
-        """A call that is answered from its Idempotency-Key costs nothing."""
-        async with self.context.database.read() as session:
-            used = await self.idempotency.is_used(session)
-        if not used:
-            await self.admission.admit_batch()

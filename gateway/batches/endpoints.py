@@ -41,6 +41,9 @@ async def create_batch(
 ) -> JSONResponse:
     """Create a batch from an uploaded file, or from `requests` in the body."""
     service.check_create(wanted)
+    async with context.database.read() as session:
+        if (earlier := await idempotency.earlier(session, fingerprint)) is not None:
+            return earlier
     inline = None
     if wanted.requests is not None:
         inline = await service.inline_file(context, principal.scope, wanted)
@@ -72,6 +75,9 @@ async def retry_batch(
     options = wanted or RetryBatch()
     if options.completion_window is not None:
         service.window_ms(options.completion_window)
+    async with context.database.read() as session:
+        if (earlier := await idempotency.earlier(session, fingerprint)) is not None:
+            return earlier
     again, file = await retried(context, principal.scope, batch_id, options)
     work = Creation(context, tasks, principal, idempotency, admission, fingerprint)
     return await work.create(again, file)

@@ -41,10 +41,10 @@ async def create_job(
     fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> JSONResponse:
     async with context.database.read() as reading:
-        used = await idempotency.is_used(reading)
+        if (earlier := await idempotency.earlier(reading, fingerprint)) is not None:
+            return earlier
     row, plan = await service.prepare_job(context, principal, wanted)
-    if not used:
-        await admission.admit(plan.most_tokens)
+    await admission.admit(plan.most_tokens)
     created = False
     async with context.database.write() as session:
 

@@ -57,8 +57,10 @@ async def test_failed_lines_become_a_new_batch(client: httpx.AsyncClient, deploy
     assert done["request_counts"]["completed"] == 2
     lines = (await client.get(f"/v1/files/{done['output_file_id']}/content")).text.splitlines()
     assert [json.loads(line)["custom_id"] for line in lines] == ["r-0", "r-1"]
+    assert (await client.delete(f"/v1/files/{batch['input_file_id']}")).status_code == 200
     replayed = await client.post(path, headers={"Idempotency-Key": "k"})
     assert replayed.json()["id"] == again["id"]
+    assert (await client.post(path)).json()["error"]["code"] == "input_file_deleted"
     nothing = await client.post(f"/v1/batches/{again['id']}/retry")
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (409, "nothing_to_retry")
 

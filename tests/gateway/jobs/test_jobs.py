@@ -162,6 +162,22 @@ async def test_the_same_idempotency_key_makes_one_job(
     assert len(await deployment.claim()) == 1
 
 
+async def test_a_repeated_call_is_answered_whatever_became_of_what_it_named(
+    client: httpx.AsyncClient, deployment: Any
+) -> None:
+    made = await client.post("/v1/webhook_endpoints", json={"url": "https://example.com/hook"})
+    endpoint = made.json()["id"]
+    wanted = {"endpoint": CHAT, "body": chat(), "webhook": endpoint}
+    headers = {"Idempotency-Key": "once"}
+    first = await client.post("/v1/jobs", json=wanted, headers=headers)
+    assert first.status_code == 202, first.text
+    await client.delete(f"/v1/webhook_endpoints/{endpoint}")
+    assert (await client.post("/v1/jobs", json=wanted)).status_code == 400
+    again = await client.post("/v1/jobs", json=wanted, headers=headers)
+    assert (again.status_code, again.json()) == (202, first.json())
+    assert again.headers["Idempotent-Replayed"] == "true"
+
+
 async def test_a_full_window_leaves_the_job_to_the_dispatcher(
     client: httpx.AsyncClient, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
