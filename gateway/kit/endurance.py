@@ -42,7 +42,11 @@ async def endure(
     longest: float | None = None,
 ) -> None:
     """Repeats `step` until `stop`; an outage is logged once and waited out with growing pauses. A
-    step that takes longer than `longest` seconds is broken off: it must bear that at any point."""
+    step that takes longer than `longest` seconds is broken off: it must bear that at any point.
+
+    Any other error is raised, and sets `stop`, so that the loops beside this one end too: that
+    somebody cancels them is not enough, as Python 3.11's `wait_for`, under every command to Redis,
+    may lose a cancellation."""
     backoff = 0.0
     while not stop.is_set():
         try:
@@ -54,6 +58,10 @@ async def endure(
             backoff = min(_LONGEST_PAUSE, backoff * 2 or _FIRST_PAUSE)
             await pause(stop, backoff)
             continue
+        except Exception as error:
+            _log.error("loop_failed", loop=name, exc_info=error)
+            stop.set()
+            raise
         if backoff:
             _log.info("outage_over", loop=name)
             backoff = 0.0
