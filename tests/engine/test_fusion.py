@@ -41,6 +41,12 @@ class Mlp(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+class ClampedMlp(Mlp):
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=10), self.up_proj(x).clamp(-10, 10)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_computes_the_same_is_replaced_and_nothing_else(dtype):
     modules = [
@@ -49,12 +55,13 @@ def test_what_computes_the_same_is_replaced_and_nothing_else(dtype):
         Mlp(32, nn.SiLU()),
         Mlp(32, nn.GELU("tanh")),
         nn.LayerNorm(32),
+        ClampedMlp(32, nn.SiLU()),
     ]
     model = nn.Sequential(*modules).to(dtype)
     plain = copy.deepcopy(model)
     assert fuse(model) == 2
     fused = [type(module).forward in (fusion._norm, fusion._gated_mlp) for module in model]
-    assert fused == [True, False, True, False, False]
+    assert fused == [True, False, True, False, False, False]
     x = torch.randn(1, 5, 32).to(dtype)
     for ours, theirs in zip(model, plain, strict=True):
         torch.testing.assert_close(ours(x), theirs(x))

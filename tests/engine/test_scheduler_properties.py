@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.engine.harness import Harness, adapter
 from tests.engine.shadow import ShadowResidency
 from worker.engine.outputs import CancelledOutput, FailedOutput
-from worker.protocol.types import RequestId, SamplingParams
+from worker.protocol.types import RequestId, SamplingParams, SharedPrefix
 
 ADAPTERS = {None: 0, "a": 4, "b": 8, "c": 12, "late": 4, "broken": 4}
 
@@ -69,7 +69,15 @@ configs = st.fixed_dictionaries(
         "class_headstart": st.sampled_from([0, 2, 256]),
         "waiting_served_ratio": st.sampled_from([0.0, 1.0]),
         "adapter_rank": st.just(12),
+        "pinned_share": st.sampled_from([0.0, 0.5]),
     }
+)
+
+pins = st.dictionaries(  # by step, what is shared from then on
+    st.integers(0, 40),
+    st.lists(
+        st.builds(SharedPrefix, st.sampled_from(PREFIXES), st.sampled_from(["", "a", "late"]))
+    ),
 )
 
 hashes = st.sampled_from([hash, hash, lambda content: 0, lambda content: hash(content) % 3])
@@ -77,10 +85,12 @@ hashes = st.sampled_from([hash, hash, lambda content: 0, lambda content: hash(co
 
 def _fits(arrival: Arrival, harness: Harness) -> bool:
     tokens = len(arrival.prompt) + arrival.max_tokens - 1
-    return harness.config.most_blocks(tokens) <= harness.config.num_blocks
+    return harness.config.most_blocks(tokens) <= harness.config.request_blocks
 
 
-def _drive(harness: Harness, planned: list[Arrival]) -> dict[str, Arrival]:
+def _drive(
+    harness: Harness, planned: list[Arrival], shared: dict[int, list[SharedPrefix]]
+) -> dict[str, Arrival]:
     added: dict[str, Arrival] = {}
     cancels: dict[int, list[str]] = {}
     todo = sorted(planned, key=lambda arrival: arrival.step)
@@ -96,6 +106,8 @@ def _drive(harness: Harness, planned: list[Arrival]) -> dict[str, Arrival]:
             if arrival.cancelled_after is not None:
                 cancels.setdefault(step + arrival.cancelled_after, []).append(name)
         harness.engine.cancel([RequestId(name) for name in cancels.pop(step, ())])
+        if step in shared:
+            harness.engine.share(shared[step])
         harness.step()
         harness.clock.seconds += 0.01
         _check_watermark(harness)
@@ -137,12 +149,14 @@ def _check_watermark(harness: Harness) -> None:
 @given(
     config=configs,
     planned=st.lists(arrivals, min_size=1, max_size=24),
+    shared=pins,
     delay=st.integers(0, 3),
     hash_block=hashes,
 )
 def test_random_traffic(
     config: dict[str, object],
     planned: list[Arrival],
+    shared: dict[int, list[SharedPrefix]],
     delay: int,
     hash_block: Callable[[object], int],
 ) -> None:
@@ -150,7 +164,8 @@ def test_random_traffic(
     residency.starts["late"] = 6
     harness = Harness(residency=residency, **config)
     harness.engine.scheduler.blocks.cache._hash = hash_block
-    added = _drive(harness, planned)
+    added = _drive(harness, planned, shared)
+    harness.engine.share([])
     harness.check_idle()
     finished = harness.finished()
     cancelled = {output.request_id for output in harness.of(CancelledOutput)}

@@ -172,3 +172,17 @@ def test_pins_that_come_and_go_under_load_never_stop_it(
 def test_the_share_is_checked() -> None:
     with pytest.raises(ValueError, match="pinned_share"):
         SchedulerConfig(num_blocks=10, pinned_share=0.6)
+
+
+def test_a_block_that_collides_with_a_pinned_one_goes_before_those_above_it() -> None:
+    """Keys that know only a block's own tokens: the end of `PREFIX` is found below `OTHER`."""
+    harness = Harness(num_blocks=40, pinned_share=0.2)
+    cache = blocks(harness).cache
+    cache._hash = lambda content: hash(content[2]) if isinstance(content, tuple) else 0
+    harness.engine.share([SharedPrefix(PREFIX)])
+    prompt = (*OTHER, *PREFIX[-8:], 50)
+    ask(harness, "other", prompt)
+    assert cache.num_kept == 0
+    fill_the_pool(harness)
+    ask(harness, "again", prompt)
+    assert harness.answers("again") == [harness.runner.expected(prompt, "", 0, 3)]

@@ -34,7 +34,8 @@ Namespace = tuple[str, str | None]
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """`tokens`, one block full, after those of `parent`. `blocks`: where they lie, by group."""
+    """`tokens`, one block full, after those of `parent`. `blocks`: where they lie, by group.
+    `pinned` is never true below a prefix that is not."""
 
     key: int
     parent: Prefix | None
@@ -42,6 +43,7 @@ class Prefix:
     tokens: tuple[int, ...]
     blocks: list[int]
     children: int = 0
+    pinned: bool = False
 
     def lineage(self) -> Iterator[Prefix]:
         """Itself and every prefix above."""
@@ -118,13 +120,19 @@ class PrefixCache:
 
     def _pin(self, keys: frozenset[int]) -> None:
         self._pinned = keys
-        for block in [b for b in self._unused if self._by_block[b].key in keys]:
+        for prefix in self._by_key.values():  # those above come first
+            prefix.pinned = self._pins(prefix)
+        for block in [b for b in self._unused if self._by_block[b].pinned]:
             del self._unused[block]
             self._kept.add(block)
-        released = [block for block in self._kept if self._by_block[block].key not in keys]
+        released = [block for block in self._kept if not self._by_block[block].pinned]
         for block in sorted(released, key=self._depth, reverse=True):
             self._kept.remove(block)
             self._unused[block] = None
+
+    def _pins(self, prefix: Prefix) -> bool:
+        """A key that is pinned may, by a collision, stand under one that is not."""
+        return prefix.key in self._pinned and (prefix.parent is None or prefix.parent.pinned)
 
     def _depth(self, block: int) -> int:
         return sum(1 for _ in self._by_block[block].lineage())
@@ -168,6 +176,7 @@ class PrefixCache:
         if prefix is None:
             content = self._namespace(sequence, index), self._tokens(sequence, index)
             prefix = Prefix(key, parent, *content, [NOWHERE] * self._groups)
+            prefix.pinned = self._pins(prefix)
             self._by_key[key] = prefix
             if parent is not None:
                 parent.children += 1
@@ -186,7 +195,7 @@ class PrefixCache:
 
     def unuse(self, block: int) -> None:
         """No sequence holds it any more. Call for deeper blocks first."""
-        if self._by_block[block].key in self._pinned:
+        if self._by_block[block].pinned:
             self._kept.add(block)
         else:
             self._unused[block] = None
@@ -225,7 +234,7 @@ class PrefixCache:
             assert self._by_key[prefix.key] is prefix, f"block {block} has lost its key"
             idle = (block in self._unused) + (block in self._kept)
             assert is_used(block) + idle == 1, f"block {block}: used and unused"
-            assert block not in self._kept or prefix.key in self._pinned, f"block {block} is kept"
+            assert block not in self._kept or prefix.pinned, f"block {block} is kept"
             parent, group = prefix.parent, prefix.blocks.index(block)
             if parent is None or group not in full:
                 continue
