@@ -25,6 +25,9 @@ from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.sql import insert_ignoring
 from gateway.models import IdempotencyKey
 
+IdempotencyHeader = Annotated[
+    str | None, Header(alias="idempotency-key", min_length=1, max_length=255)
+]
 KEPT_MS = 24 * 3600 * 1000
 REPLAYED = {"Idempotent-Replayed": "true"}
 
@@ -134,7 +137,7 @@ def _response(recalled: Recalled) -> JSONResponse:
 async def current_idempotency(
     request: Request,
     principal: CurrentPrincipal,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    idempotency_key: IdempotencyHeader = None,
 ) -> Idempotency:
     return Idempotency(principal.scope, request.url.path, idempotency_key)
 

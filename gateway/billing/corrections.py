@@ -14,6 +14,15 @@ from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.models import UsageRecord
 
 
+async def billed_tenant(session: ReadSession | WriteSession, request_id: str) -> str:
+    """Its id. Raises NotFound."""
+    rows = select(UsageRecord.tenant_id).where(UsageRecord.request_id == request_id)
+    tenant_id = await session.scalar(rows)
+    if tenant_id is None:
+        raise _not_billed(request_id)
+    return tenant_id
+
+
 async def correct(
     session: WriteSession, request_id: str, amount_nano: int, reason: str
 ) -> UsageRecord:
@@ -22,7 +31,7 @@ async def correct(
     rows = select(UsageRecord).where(UsageRecord.request_id == request_id)
     usage = await session.scalar(rows.with_for_update())
     if usage is None:
-        raise NotFound(f"Nothing was billed for a request '{request_id}'.", param="request_id")
+        raise _not_billed(request_id)
     corrected = await session.scalar(
         select(func.sum(UsageRecord.amount_nano)).where(UsageRecord.corrects_id == usage.id)
     )
@@ -61,3 +70,7 @@ async def corrections(
     if tenant_id is not None:
         rows = rows.where(UsageRecord.tenant_id == tenant_id)
     return await fetch_page(session, UsageRecord, rows, page)
+
+
+def _not_billed(request_id: str) -> NotFound:
+    return NotFound(f"Nothing was billed for a request '{request_id}'.", param="request_id")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
 
 from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
+from gateway.auth.idempotency import Idempotency, IdempotencyHeader, body_fingerprint
+from gateway.auth.scope import scope_for_background
 from gateway.billing import corrections, invoices, storage
 from gateway.billing.invoice_repository import InvoiceRepository
 from gateway.billing.invoice_schemas import (
@@ -71,14 +73,29 @@ async def get_invoice(
     return await _invoice(context, principal, invoice_id)
 
 
-@router.post("/v1/admin/corrections", status_code=201, tags=["admin"])
+@router.post(
+    "/v1/admin/corrections", status_code=201, response_model=CorrectionObject, tags=["admin"]
+)
 async def correct(
-    wanted: Correct, context: AppContext, operator: AdminPrincipal
-) -> CorrectionObject:
-    """Bill more or less for a request, on the running month's invoice."""
+    request: Request,
+    wanted: Correct,
+    context: AppContext,
+    operator: AdminPrincipal,
+    fingerprint: Annotated[str, Depends(body_fingerprint)],
+    idempotency_key: IdempotencyHeader = None,
+) -> JSONResponse:
+    """Bill more or less for a request, on the running month's invoice. With an
+    `Idempotency-Key`, once."""
     async with context.database.write() as session:
-        row = await corrections.correct(session, **wanted.model_dump())
-    return show_correction(row)
+        owner = await corrections.billed_tenant(session, wanted.request_id)
+        scope = scope_for_background(owner)
+        idempotency = Idempotency(scope, request.url.path, idempotency_key)
+
+        async def create() -> dict[str, Any]:
+            row = await corrections.correct(session, **wanted.model_dump())
+            return show_correction(row).model_dump()
+
+        return await idempotency.once(session, fingerprint, create, 201)
 
 
 @router.get("/v1/admin/corrections", tags=["admin"])

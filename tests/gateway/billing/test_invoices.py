@@ -228,6 +228,23 @@ async def test_corrections_are_rows_of_their_own(
     assert await found(deployment) == []
 
 
+async def test_a_correction_that_is_sent_twice_with_one_key_is_made_once(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, deployment: Any
+) -> None:
+    [job] = await jobs(client, deployment)
+    wanted = {"request_id": job, "amount_nano": 5, "reason": "more"}
+    headers = {"Idempotency-Key": "k"}
+    sent = [
+        await admin.post("/v1/admin/corrections", json=wanted, headers=headers) for _ in range(2)
+    ]
+    assert [each.status_code for each in sent] == [201, 201]
+    assert sent[0].json() == sent[1].json()
+    assert (await client.get("/v1/budget")).json()["spent_nano"] == USED + 5
+    other = {**wanted, "amount_nano": 6}
+    clash = await admin.post("/v1/admin/corrections", json=other, headers=headers)
+    assert (clash.status_code, clash.json()["error"]["code"]) == (409, "idempotency_conflict")
+
+
 async def add_adapters(deployment: Any, tenant_id: str | None, *sizes: int, ready_at: int) -> None:
     async with deployment.context.database.write() as session:
         for number, size in enumerate(sizes):
