@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -223,6 +224,23 @@ async def test_an_expired_batch_keeps_what_is_done(
     await audit(deployment, done, out)
     with pytest.raises(openai.ConflictError):
         await openai_client.batches.cancel(batch.id)
+
+
+async def test_duplicates_of_a_control_task_that_run_at_once_expand_a_batch_once(
+    openai_client: AsyncOpenAI, deployment: Any
+) -> None:
+    """A broker may deliver a message again while its first delivery is still being worked on."""
+    batch = await create(openai_client, b"\n".join(line(f"r-{n}") for n in range(700)))
+    await asyncio.gather(
+        *(validate_batch(deployment.context, deployment.tasks, batch.id) for _ in range(4))
+    )
+    await deployment.finish_all()
+    await asyncio.gather(*(finalize_batch(deployment.context, batch.id) for _ in range(4)))
+    done = await openai_client.batches.retrieve(batch.id)
+    assert (done.status, done.request_counts.completed) == ("completed", 700)
+    out = await read_lines(openai_client, done.output_file_id)
+    assert [each["custom_id"] for each in out] == [f"r-{n}" for n in range(700)]
+    await audit(deployment, done, out)
 
 
 async def test_finalising_twice_writes_one_pair_of_files(

@@ -10,12 +10,13 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
+from redis.asyncio import Redis
 from sqlalchemy import func, select
 
 from gateway.models import Request, UsageRecord
 from worker.protocol.messages import Finished
 from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
-from worker.queue.base import Lease, WorkerInfo
+from worker.queue.base import Lease, QueueUnavailable, WorkerInfo
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 ROOMY = WorkerLimits(context_tokens=1024, kv_tokens=100_000, adapter_rank=64)
@@ -64,6 +65,34 @@ async def test_a_chat_completion_is_answered_and_billed(
         [row] = await session.scalars(select(Request))
         assert (row.kind, row.request_class) == ("call", "interactive")
         assert await session.scalar(select(func.count()).select_from(UsageRecord)) == 1
+
+
+async def test_a_call_that_was_accepted_waits_for_a_full_redis(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None, redis_url: str
+) -> None:
+    async with Redis.from_url(redis_url) as server:
+        await server.config_set("maxmemory", "1")
+        try:
+            call = asyncio.create_task(
+                openai_client.chat.completions.create(model="tiny", messages=MESSAGES)
+            )
+            async with asyncio.timeout(10):
+                while not await _stored(deployment):  # noqa: ASYNC110  the API stores it
+                    await asyncio.sleep(0)
+            with pytest.raises(QueueUnavailable):
+                await deployment.dispatch()
+        finally:
+            await server.config_set("maxmemory", "0")
+    await deployment.dispatch()
+    async with answered_by(deployment):
+        answer = await call
+    assert answer.choices[0].message.content == "hello"
+    assert await _stored(deployment) == 1
+
+
+async def _stored(deployment: Any) -> int:
+    async with deployment.context.database.read() as session:
+        return await session.scalar(select(func.count()).select_from(Request)) or 0
 
 
 async def test_a_text_completion_takes_text_or_token_ids(
