@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from worker.queue.connection import address, reaching
+from worker.queue.lua import Script
 
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
@@ -80,7 +81,7 @@ class Taken:
 class Rates:
     def __init__(self, client: Redis) -> None:
         self._address = address(client)
-        self._script = client.register_script(_SCRIPT)
+        self._script = Script(client, _SCRIPT)
 
     async def take(
         self, tenant_id: str, buckets: Sequence[Bucket], used: Sequence[int] | None = None

@@ -134,6 +134,35 @@ async def test_scripts_are_sent_again_when_the_server_forgot_them(client, queue,
     assert len(await queue.claim("w", ROOMY)) == 2
 
 
+async def test_a_server_may_forget_a_script_again_as_soon_as_it_has_it(
+    client, queue, make, monkeypatch
+):
+    load = client.script_load
+
+    async def load_in_vain(script):
+        digest = await load(script)
+        await client.script_flush()
+        return digest
+
+    monkeypatch.setattr(client, "script_load", load_in_vain)
+    await client.script_flush()
+    assert await queue.enqueue([make()]) == ["enqueued"]
+
+
+async def test_one_read_bears_a_server_that_loses_everything_again_and_again(client):
+    events = RedisEventStream(client, "org/model")
+    reading = asyncio.create_task(events.read("c", 10, 20))
+    for _ in range(3):
+        while not (await client.info("clients"))["blocked_clients"]:
+            assert not reading.done()
+        await client.flushall()
+        await client.client_kill_filter(_type="normal", skipme=True)
+        while await client.exists(f"{PREFIX}:events") == 0:
+            assert not reading.done()
+    await client.xadd(f"{PREFIX}:events", {"event": encode(Cancelled(request_id="r", attempt=1))})
+    assert [entry.event.request_id for entry in await reading] == ["r"]
+
+
 async def test_all_keys_of_a_model_share_one_hash_tag(client, make, answer):
     queue = RedisQueue(client, "odd{model}")
     await queue.epoch()

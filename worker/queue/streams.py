@@ -73,15 +73,16 @@ class RedisEventStream:
             return int(await self._client.xlen(self._stream))
 
     async def _grouped(self, find: Any, consumer: str, count: int, timeout: float) -> Entries:
-        """Run `find`; make the group, from the stream's start, where a flush has taken it."""
-        try:
-            return await find(consumer, count, timeout)  # type: ignore[no-any-return]
-        except ResponseError as error:
-            if "NOGROUP" not in str(error) and "UNBLOCKED" not in str(error):
-                raise
-        await self._create_group()
-        self._own.pop(consumer, None)
-        return await find(consumer, count, timeout)  # type: ignore[no-any-return]
+        """Run `find`; make the group, from the stream's start, whenever the server has lost it:
+        perhaps twice, as `find` waits for long and is repeated where a connection broke."""
+        while True:
+            try:
+                return await find(consumer, count, timeout)  # type: ignore[no-any-return]
+            except ResponseError as error:
+                if "NOGROUP" not in str(error) and "UNBLOCKED" not in str(error):
+                    raise
+            await self._create_group()
+            self._own.pop(consumer, None)
 
     async def _create_group(self) -> None:
         try:
