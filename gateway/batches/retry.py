@@ -17,7 +17,8 @@ from gateway.files import service as files
 from gateway.kit.context import Context
 from gateway.models import Batch, File
 
-_AT_ONCE = 500
+_LINES_AT_ONCE = 500
+_BYTES_AT_ONCE = 4 * 2**20
 
 
 async def retried(
@@ -63,10 +64,11 @@ async def _lines(context: Context, batch: Batch, source: File) -> AsyncIterator[
     starts: list[int] = []
     lengths: list[int] = []
     async for request in finished_lines(context.database, batch.id, UNSUCCESSFUL):
-        if request.custom_id is not None:
-            starts.append(request.input_offset or 0)
-            lengths.append(request.input_length or 0)
-        if len(starts) == _AT_ONCE:
+        if request.custom_id is None:
+            continue
+        starts.append(request.input_offset or 0)
+        lengths.append(request.input_length or 0)
+        if len(starts) == _LINES_AT_ONCE or sum(lengths) >= _BYTES_AT_ONCE:
             yield await _read(context, source, starts, lengths)
             starts, lengths = [], []
     if starts:

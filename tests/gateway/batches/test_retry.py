@@ -9,6 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from gateway.batches import retry
 from gateway.models import Batch, File, Request
 
 CHAT = "/v1/chat/completions"
@@ -63,6 +64,31 @@ async def test_failed_lines_become_a_new_batch(client: httpx.AsyncClient, deploy
     assert (await client.post(path)).json()["error"]["code"] == "input_file_deleted"
     nothing = await client.post(f"/v1/batches/{again['id']}/retry")
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (409, "nothing_to_retry")
+
+
+async def test_long_lines_are_read_some_at_once(
+    client: httpx.AsyncClient, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, asked = 1000, []
+    read = retry.obstore.get_ranges_async
+
+    async def recorded(*args: Any, lengths: list[int], **kwargs: Any) -> Any:
+        asked.append(list(lengths))
+        return await read(*args, lengths=lengths, **kwargs)
+
+    batch = await create(client, requests=requests(20))
+    await deployment.control()
+    await client.post(f"/v1/batches/{batch['id']}/cancel")
+    await deployment.control()
+    monkeypatch.setattr(retry.obstore, "get_ranges_async", recorded)
+    monkeypatch.setattr(retry, "_BYTES_AT_ONCE", most)
+    retried = (await client.post(f"/v1/batches/{batch['id']}/retry")).json()
+    assert sum(map(len, asked)) == 20
+    assert len(asked) > 1
+    assert all(sum(lengths[:-1]) < most for lengths in asked)
+    await deployment.finish_all()
+    done = (await client.get(f"/v1/batches/{retried['id']}")).json()
+    assert done["request_counts"]["completed"] == 20
 
 
 async def test_what_cannot_be_retried(
