@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from worker.protocol.messages import Finished, GenerateRequest
+from worker.protocol.types import RequestId
 
 Make = Callable[..., GenerateRequest]
 
@@ -71,3 +74,26 @@ async def test_a_second_signal_stops_at_once(bench, make_request: Make) -> None:
         assert await asyncio.wait_for(task, 20) is True
     depth = (await bench.queue.depth())["batch"]
     assert (depth.ready, depth.leased) == (1, 0)
+
+
+async def test_a_worker_ends_though_an_activity_loses_its_cancellation(
+    bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, lost = asyncio.Event(), asyncio.Event()
+
+    async def cancellations(timeout: float) -> list[RequestId]:
+        waiting.set()
+        try:
+            await asyncio.sleep(timeout)
+        except asyncio.CancelledError:  # as Python 3.11's wait_for does when its time has come
+            if lost.is_set():
+                raise
+            lost.set()
+        return []
+
+    monkeypatch.setattr(bench.queue, "cancellations", cancellations)
+    async with bench.running(bench.worker()) as task:
+        await waiting.wait()
+        bench.stop.press()
+        assert await asyncio.wait_for(task, 20) is True
+    assert lost.is_set()

@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import RedisError
 
 from worker.queue.base import QueueUnavailable
+from worker.queue.cancelling import end
 from worker.queue.connection import SOCKET_TIMEOUT, address, reaching
 
 Tell = Callable[[bytes | None], None]
@@ -62,7 +63,7 @@ class Channels:
     async def close(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            await _end(running)
+            await end(running)
 
     def _change(self, channel: bytes) -> None:
         self._changed[channel] = None
@@ -93,7 +94,7 @@ class Channels:
             try:
                 await self._read(connection)
             finally:
-                await _end(writing)
+                await end(writing)
         finally:
             await connection.disconnect(nowait=True)
 
@@ -126,12 +127,3 @@ class Channels:
     def _tell(self, channel: bytes, data: bytes | None) -> None:
         for tell in list(self._listeners.get(channel, ())):
             tell(data)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Again and again: Python 3.11's `wait_for`, under every command, may lose a cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.1)
-    if not task.cancelled():
-        task.exception()  # told by the reading, or of no interest any more

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from worker.queue.base import QueueUnavailable, SharedPrefixes, WorkerDirectory
+from worker.queue.cancelling import end
 from worker.runtime import loops, stats
 from worker.runtime.loops import Rhythm
 from worker.runtime.worker import Worker
@@ -59,9 +60,7 @@ async def serve(
         await worker.outbox.flush(FLUSH_SECONDS)
         await _retire(worker, directory)
     finally:
-        for task in (claims, *standing, *waiters):
-            task.cancel()
-        await asyncio.gather(claims, *standing, *waiters, return_exceptions=True)
+        await end(claims, *standing, *waiters)
         stopped = await worker.thread.stop(THREAD_SECONDS)
     _log.info("worker_stopped", abandoned=len(worker.held), engine_idle=stopped)
     return not worker.crashed.is_set()
