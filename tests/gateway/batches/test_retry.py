@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import obstore
 import pytest
 from sqlalchemy import func, select
 
@@ -70,7 +71,7 @@ async def test_long_lines_are_read_some_at_once(
     client: httpx.AsyncClient, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, asked = 1000, []
-    read = retry.obstore.get_ranges_async
+    read = obstore.get_ranges_async
 
     async def recorded(*args: Any, lengths: list[int], **kwargs: Any) -> Any:
         asked.append(list(lengths))
@@ -80,7 +81,7 @@ async def test_long_lines_are_read_some_at_once(
     await deployment.control()
     await client.post(f"/v1/batches/{batch['id']}/cancel")
     await deployment.control()
-    monkeypatch.setattr(retry.obstore, "get_ranges_async", recorded)
+    monkeypatch.setattr(obstore, "get_ranges_async", recorded)
     monkeypatch.setattr(retry, "_BYTES_AT_ONCE", most)
     retried = (await client.post(f"/v1/batches/{batch['id']}/retry")).json()
     assert sum(map(len, asked)) == 20
