@@ -35,7 +35,9 @@ def run(args: Sequence[str]) -> int:
 
 
 def describe(error: Exception) -> str:
-    """One line that a person can act on."""
+    """One line that a person can act on: of errors in a group, the first one's."""
+    if isinstance(error, ExceptionGroup):
+        return describe(error.exceptions[0])
     for (module, name), phrase in _PHRASES.items():
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(error, kind):

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli.edge import describe
 from gateway.cli.root import COMMANDS, root
+from worker.queue.base import QueueUnavailable
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,13 @@ def test_errors_are_one_line(
     assert done.returncode == status
     assert says in lines(done.stderr)[-1].lower()
     assert "Traceback" not in done.stderr
+
+
+def test_of_errors_in_a_group_the_first_is_said() -> None:
+    group = ExceptionGroup(
+        "tasks", [ExceptionGroup("inner", [QueueUnavailable("away"), OSError()])]
+    )
+    assert describe(group) == describe(QueueUnavailable("away"))
 
 
 def test_a_database_without_tables_says_what_to_do(batten, tmp_path: Path) -> None:
