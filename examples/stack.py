@@ -14,6 +14,8 @@ from typing import IO
 
 import httpx
 
+from gateway.cli.errors import CommandError
+from gateway.cli.ports import check_free
 from gateway.cli.supervisor import guard_main
 
 START_SECONDS = 180.0
@@ -37,6 +39,7 @@ class Stack:
 @contextmanager
 def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterator[Stack]:
     """Start `batten up`, wait until a worker serves, and stop every process at the end."""
+    require_free(port)
     data.mkdir(parents=True, exist_ok=True)
     admin_key = kept_secret(data / "admin.key")
     log = data / "up.log"
@@ -63,6 +66,17 @@ def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterat
         finally:
             stop(process)
             guard.write(f"-{process.pid}\n")
+
+
+def require_free(port: int) -> None:
+    """Another stack that answers there would be taken for the one that is starting."""
+    try:
+        check_free("127.0.0.1", port)
+    except CommandError as error:
+        raise StackError(
+            f"port {port} is taken, perhaps by another `make serve`: stop that one, or run "
+            "`.venv/bin/python examples/serve.py --port PORT --data FOLDER`"
+        ) from error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""What the examples start ends with them."""
+"""What the examples start ends with them, and is not taken for what another one started."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,18 @@ def test_nothing_outlives_a_script_that_is_killed() -> None:
         holder.kill()
     group.wait(30)
     assert not group.is_running()
+
+
+def test_a_port_that_another_stack_has(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "serve.py", "--port", str(port), "--data", tmp_path / "data"],
+            cwd=EXAMPLES,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert f"port {port} is taken" in done.stderr + done.stdout
+    assert not (tmp_path / "data").exists()
