@@ -85,6 +85,11 @@ def model_shapes(source: str) -> dict[str, tuple[int, ...]]:
     """(out, in) by module, of a local folder or a hub model (from the local cache, if it is
     there). Blocks. Raises BaseModelUnavailable."""
     folder = Path(source).expanduser()
+    if not folder.is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+        raise BaseModelUnavailable(
+            f"no such folder: {source}; a base model is a Hugging Face model folder or a hub id "
+            "such as org/name"
+        )
     try:
         if not folder.is_dir():
             patterns = ["config.json", "*.safetensors", "*.safetensors.index.json"]

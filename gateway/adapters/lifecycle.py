@@ -113,6 +113,13 @@ async def delete_adapter(session: WriteSession, scope: Owner, id_or_name: str) -
 async def _base_model(session: WriteSession, name: str | None) -> BaseModel:
     models = await BaseModelRepository(session).all()
     if name is None:
+        if not models:
+            raise BadRequest(
+                "No base model is served yet: an API process registers that of BATTEN_MODEL when "
+                "it starts.",
+                code="model_not_found",
+                param="base_model",
+            )
         if len(models) != 1:
             raise BadRequest(
                 f"Name the adapter's base_model: {len(models)} are served.",

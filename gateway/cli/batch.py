@@ -19,7 +19,11 @@ def _server_options(command: Command) -> Command:
             help="The server (BATTEN_URL).",
         ),
         click.option(
-            "--key", envvar="BATTEN_API_KEY", required=True, help="API key (BATTEN_API_KEY)."
+            "--key",
+            envvar="BATTEN_API_KEY",
+            required=True,
+            show_envvar=True,
+            help="API key of a tenant.",
         ),
         click.option(
             "-o",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import click
 
@@ -58,11 +59,21 @@ def _database(error: Exception) -> str:
     cause = str(getattr(error, "orig", error)).strip().partition("\n")[0]
     if "no such table" in cause or "does not exist" in cause:
         return f"the database has no tables of this release ({cause}); run `batten migrate`"
-    return f"the database cannot be used: {cause} (see DATABASE_URL and `batten config`)"
+    return (
+        f"the database cannot be used: {cause} (see BATTEN_DATA, DATABASE_URL and `batten config`)"
+    )
 
 
 def _redis(error: Exception) -> str:
     return f"Redis cannot be used: {_message(error)} (see REDIS_URL and `batten config`)"
+
+
+def _server(error: Exception) -> str:
+    which = "the server"
+    with suppress(RuntimeError):  # an error without a request
+        url = error.request.url  # type: ignore[attr-defined]
+        which += f" at {url.scheme}://{url.netloc.decode()}"
+    return f"{which} cannot be reached: {_message(error)} (see --url and BATTEN_URL)"
 
 
 # Keyed by name, so that describing an error imports nothing: a class that was raised is loaded.
@@ -73,5 +84,5 @@ _PHRASES: dict[tuple[str, str], Callable[[Exception], str]] = {
     ("redis.exceptions", "RedisError"): _redis,
     ("sqlalchemy.exc", "DBAPIError"): _database,
     ("sqlalchemy.exc", "ArgumentError"): _database,
-    ("httpx", "HTTPError"): lambda error: f"the server cannot be reached: {_message(error)}",
+    ("httpx", "HTTPError"): _server,
 }

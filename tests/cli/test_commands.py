@@ -115,6 +115,18 @@ def test_a_database_that_cannot_be_reached(batten) -> None:
     assert lines(done.stderr)[-1].startswith("Error: the database cannot be used: ")
 
 
+def test_a_server_that_cannot_be_reached_is_named(batten, tmp_path: Path) -> None:
+    batch = tmp_path / "lines.jsonl"
+    batch.write_text('{"url": "/v1/completions"}\n')
+    done = batten("batch", "run", str(batch), "--key", "x", "--url", "http://u:secret@127.0.0.1:1")
+    assert done.returncode == 1
+    last = lines(done.stderr)[-1]
+    assert last.startswith("Error: the server at http://127.0.0.1:1 cannot be reached: ")
+    assert "BATTEN_URL" in last
+    assert "secret" not in done.stderr
+    assert "BATTEN_API_KEY" in batten("batch", "run", str(batch)).stderr
+
+
 @pytest.mark.parametrize("name", ["api", "collector", "control"])
 def test_a_process_on_its_own_needs_redis(batten, name: str) -> None:
     done = batten(name)
