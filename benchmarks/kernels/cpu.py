@@ -30,7 +30,14 @@ PARTS: dict[str, Callable[[Machine, int], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        choices=[[], *PARTS],
+        default=[],
+        metavar="PART",
+        help=f"any of {', '.join(PARTS)}; default: all",
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
