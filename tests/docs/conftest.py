@@ -69,11 +69,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             stderr=subprocess.STDOUT,
         )
     try:
-        key = printed_key(process, log)
+        operator, tenant = printed_keys(process, log)
         address = f"127.0.0.1:{port}"
-        yield Served(
-            address, folder, environment(BATTEN_API_KEY=key, BATTEN_URL=f"http://{address}")
-        )
+        keys = {"BATTEN_ADMIN_KEY": operator, "BATTEN_API_KEY": tenant}
+        yield Served(address, folder, environment(BATTEN_URL=f"http://{address}", **keys))
     finally:
         process.terminate()
         assert process.wait(STOP_SECONDS) == 0, log.read_text()
@@ -91,14 +90,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def printed_key(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The key of the first tenant, once everything is ready."""
+def printed_keys(process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
+    """Those of the operator and of the first tenant, once everything is ready."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         text = log.read_text()
         if "\ntry: curl" in text:
-            found = re.search(r"^  northwind +(\S+)  \(model: triage\)$", text, re.MULTILINE)
-            assert found, text
-            return found[1]
+            operator = re.search(r"^  operator +(\S+)$", text, re.MULTILINE)
+            tenant = re.search(r"^  northwind +(\S+)  \(model: triage\)$", text, re.MULTILINE)
+            assert operator, text
+            assert tenant, text
+            return operator[1], tenant[1]
         time.sleep(0.05)
     raise AssertionError(log.read_text())
