@@ -22,8 +22,12 @@ class ResolvedModel:
 
     @property
     def price_names(self) -> tuple[str, ...]:
-        """For `billing.price_for`: most specific first."""
-        return (self.name, self.base.name) if self.revision else (self.name,)
+        """For `billing.price_for`: most specific first. A tenant names its own adapters, so that
+        they are priced by id: a name would let it choose a price."""
+        if self.adapter is None:
+            return (self.name,)
+        is_shared = self.adapter.tenant_id is None
+        return (self.name if is_shared else self.adapter.id, self.base.name)
 
 
 async def resolve_model(

@@ -18,7 +18,11 @@ Nano = Annotated[int, Field(ge=0, le=10**12, description="Nanodollars per token"
 class SetPrice(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(min_length=1, max_length=256, description='A model or adapter; "*": all')
+    model: str = Field(
+        min_length=1,
+        max_length=256,
+        description='A base model, a shared adapter, the id of a tenant\'s adapter; "*": all',
+    )
     input_nano: Nano
     cached_nano: Nano
     output_nano: Nano

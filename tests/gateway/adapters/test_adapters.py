@@ -231,7 +231,9 @@ async def test_revisions_promotion_and_rollback(
         async with context.database.read() as session:
             found = await resolve_model(session, tenant.scope, name)
         assert found.revision is not None
-        assert found.price_names == ("bot", "org/tiny")
+        assert found.adapter is not None
+        # A name that the tenant chose must not choose a price.
+        assert found.price_names == (found.adapter.id, "org/tiny")
         return found.revision.number
 
     assert await serving("bot") == 1
