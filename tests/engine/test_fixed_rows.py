@@ -54,6 +54,25 @@ def bits(engine: RealEngine, asked: Mapping[str, Asked]) -> dict[str, list[Token
     return {name: list(finished[name].choices[0].logprobs or ()) for name in asked}
 
 
+@pytest.fixture(scope="module")
+def others(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[AdapterRef, Path]:
+    """Adapters with products that are not the rank pool's."""
+    folder = tmp_path_factory.mktemp("others")
+    options: dict[str, dict[str, Any]] = {
+        "head and embeddings": {"target_modules": ["q_proj", "lm_head", "embed_tokens"]},
+        "saved": {"target_modules": ["q_proj"], "modules_to_save": ["down_proj", "lm_head"]},
+        "rows of both": {
+            "target_modules": ["v_proj"],
+            "use_dora": True,
+            "trainable_token_indices": {"embed_tokens": [5, 6, 7], "lm_head": [5, 9]},
+        },
+    }
+    return {
+        AdapterRef(name, 4): save_adapter(base, folder / name, r=4, **config)
+        for name, config in options.items()
+    }
+
+
 def requests(adapters: Mapping[AdapterRef, Path]) -> dict[str, Asked]:
     refs = [None, *adapters]
     start, *others = prompts(4, longest=70)
@@ -86,6 +105,19 @@ def test_bits_do_not_depend_on_the_batch(
         assert bits(engine(**config), asked) == alone, config
     if dtype == "float32":
         assert bits(engine(deterministic=False), asked) != alone, "it takes no effort here"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_bits_of_heads_embeddings_and_saved_modules_do_not_depend_on_the_batch(
+    base: Path, others: dict[AdapterRef, Path]
+) -> None:
+    asked = requests(others)
+    alone = {}
+    for name, request in asked.items():
+        alone |= bits(RealEngine(base, adapters=others, deterministic=True), {name: request})
+    for config in BATCHES[1::2]:
+        engine = RealEngine(base, adapters=others, deterministic=True, **config)
+        assert bits(engine, asked) == alone, config
 
 
 def test_rows_are_what_the_layer_gives_and_keep_their_shape() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from kernels.lora import LoraSegments
+from worker.engine.fixed_rows import in_tiles
 
 Effect = Callable[[nn.Module, Tensor, Tensor], Tensor]  # module, x, y -> y, of one adapter's tokens
 
@@ -126,8 +128,11 @@ class Effects:
         nested = [each for value in values if isinstance(value, dict) for each in value.values()]
         return [value for value in [*values, *nested] if isinstance(value, Tensor)]
 
-    def apply(self, module: nn.Module, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
-        """Change `y` in place. `x` and `y` are [tokens, ...] or [1, tokens, ...]."""
+    def apply(
+        self, module: nn.Module, x: Tensor, y: Tensor, segments: LoraSegments, *, fixed: bool
+    ) -> None:
+        """Change `y` in place. `x` and `y` are [tokens, ...] or [1, tokens, ...]. `fixed`: no bit
+        may depend on how many tokens there are (`worker.engine.fixed_rows`)."""
         if not self._effects:
             return
         dim = 1 if y.ndim > 2 else 0
@@ -140,8 +145,18 @@ class Effects:
             inputs, target = (tensor.narrow(dim, start, stop - start) for tensor in (x, y))
             result = target
             for effect in effects:
-                result = effect(module, inputs, result)
+                result = (
+                    _tiled(effect, module, inputs, result)
+                    if fixed
+                    else effect(module, inputs, result)
+                )
             target.copy_(result)
+
+
+def _tiled(effect: Effect, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    lead = y.ndim - 1
+    rows = in_tiles(partial(effect, module), x.flatten(0, lead - 1), y.flatten(0, lead - 1))
+    return rows.view(y.shape)
 
 
 def _values(effect: Any) -> list[Any]:

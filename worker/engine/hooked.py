@@ -21,6 +21,7 @@ from worker.engine.adapter_extras import (
 from worker.engine.attention import current_context
 from worker.engine.effects import Effects, EmbeddingLora, HeadLora, scaled
 from worker.engine.expert_lora import hook_experts
+from worker.engine.fixed_rows import are_rows_fixed
 from worker.engine.load_probe import Probed, inputs, low_rank
 from worker.engine.lora import is_linear
 from worker.engine.rank_pool import OtherTarget
@@ -73,7 +74,8 @@ class HookedModule:
         context = current_context()
         segments = context.head if self._is_head else context.lora
         if segments is not None:
-            self._effects.apply(self._twin, inputs[0], output, segments)
+            fixed = are_rows_fixed(module)
+            self._effects.apply(self._twin, inputs[0], output, segments, fixed=fixed)
 
     def probe(self, row: int, lora: LoraWeights | None, host: ExtraTensors | None) -> Probed:
         kept = self._effects.kept(row)

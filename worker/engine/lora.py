@@ -17,6 +17,7 @@ from worker.engine.adapter_extras import (
 )
 from worker.engine.attention import current_context
 from worker.engine.effects import Effects
+from worker.engine.fixed_rows import are_rows_fixed
 from worker.engine.shared_input import SharedInput, adapt, share_inputs
 
 
@@ -121,7 +122,8 @@ class LoraLinear(nn.Module):
 
     def affect(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
         """The part of `adapt` that is not the rank pool's."""
-        self._effects.apply(self.base_layer, x, y, segments)
+        fixed = are_rows_fixed(self.base_layer)
+        self._effects.apply(self.base_layer, x, y, segments, fixed=fixed)
 
 
 def _features(layer: nn.Module) -> tuple[int, int]:
