@@ -31,7 +31,7 @@ def test_api(served: Served) -> None:
 def test_billing(served: Served) -> None:
     first, price, storage, budget = answers(served, "billing.md")
     assert "*" in [each["model"] for each in first["data"]]
-    assert price["model"] == "triage"
+    assert price["model"] == "*"
     assert storage["object"] == "storage_price"
     assert budget["hard_nano"] == 10_000_000_000
 
