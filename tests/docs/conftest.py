@@ -57,6 +57,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / ".venv").symlink_to(sys.prefix)
+    (folder / ".cache").symlink_to(MODEL.parent)
     port = free_port()
     log = folder / "serve.log"
     with log.open("wb") as output:
@@ -71,7 +72,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
         operator, tenant = printed_keys(process, log)
         address = f"127.0.0.1:{port}"
-        keys = {"BATTEN_ADMIN_KEY": operator, "BATTEN_API_KEY": tenant}
+        keys = {"BATTEN_ADMIN_KEY": operator, "BATTEN_API_KEY": tenant, "PATH": activated()}
         yield Served(address, folder, environment(BATTEN_URL=f"http://{address}", **keys))
     finally:
         process.terminate()
@@ -82,6 +83,11 @@ def environment(**given: str) -> dict[str, str]:
     settings = ("BATTEN_", "DATABASE_URL", "REDIS_URL", "LOG_LEVEL", "OPENAI_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
     return {**kept, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **given}
+
+
+def activated() -> str:
+    """What `source .venv/bin/activate` makes of PATH."""
+    return os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
 
 
 def free_port() -> int:
