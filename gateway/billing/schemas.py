@@ -12,7 +12,7 @@ from gateway.models import Budget, Price
 
 Month = Annotated[str, Field(pattern=f"^{MONTH}$", description="UTC, as 2026-11")]
 Amount = Annotated[int, Field(ge=0, le=10**18, description="Nanodollars")]
-Nano = Annotated[int, Field(ge=0, le=10**12, description="Nanodollars per token")]
+Nano = Annotated[int, Field(ge=0, le=10**9, description="Nanodollars per token")]
 
 
 class SetPrice(BaseModel):
