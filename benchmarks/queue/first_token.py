@@ -3,9 +3,10 @@
     python -m benchmarks.queue.first_token [--database sqlite|postgres] [--calls N]
         [--engine null|hf] [--step SECONDS] [--model FOLDER]
 
-An API, a collector and one idle worker are real processes, started for the run; calls come one
-after another. The engine's time, from the moment it was handed the request to its first token, is
-read from the worker's metrics after each call.
+An API, a collector and one idle worker are real processes, started for the run; a call comes when
+the one before it has been recorded. The first chunk of a chat comes with the first token, also
+where that is half a character. The engine's time, from the moment it was handed the request to
+its first token, is read from the worker's metrics after each call.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from gateway.tenants.service import create_key, create_tenant
 MODEL = Path(".cache/smollm2-135m-instruct")
 PROMPT = "The kettle arrived broken. Write one sentence to the customer."
 START_SECONDS = 120.0
+SETTLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ def engine_seconds(http: httpx.Client, metrics: str) -> float:
 
 
 def first_token(http: httpx.Client, url: str, number: int) -> float:
-    """Seconds from sending the request to the first chunk that has text."""
-    body = {"model": "model", "prompt": f"{number} {PROMPT}", "max_tokens": 4, "stream": True}
+    """Seconds from sending the request to the first chunk."""
+    messages = [{"role": "user", "content": f"{number} {PROMPT}"}]
+    body = {"model": "model", "messages": messages, "max_tokens": 4, "stream": True}
     began = time.perf_counter()
     first = None
-    with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
+    with http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line and first is None:
@@ -142,6 +145,7 @@ def measure(system: System, key: str, calls: int) -> None:
         used = system.cpu_seconds()
         before = engine_seconds(http, system.metrics)
         for number in range(calls):
+            time.sleep(SETTLE_SECONDS)
             seen.append(first_token(http, system.api, 1000 + number))
             after = engine_seconds(http, system.metrics)
             own.append(after - before)
