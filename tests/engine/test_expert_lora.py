@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
+from tests.engine.mixed_batch import check_equals_peft
 from tests.engine.peft_adapters import peft_model, save_adapter, upload_problems
 from tests.engine.test_peft_parity import serve
 from worker.adapters.loader import ExtraTensors, LoadedAdapter, ModuleWeights, load_adapter
-from worker.engine.batch import ScheduledBatch
 from worker.engine.model_loader import load_model
 from worker.engine.rank_pool import RankPool
 from worker.protocol import peft
@@ -66,22 +66,7 @@ def adapters(base, parent, router):
 def test_a_mixed_batch_equals_peft(model_type, router, tmp_path):
     base = save_tiny_model(tmp_path / "base", model_type)
     folders = adapters(base, tmp_path, router)
-    runner, driver = serve(base, folders, 64, num_blocks=900, block_size=4)
-    refs = [None, *folders, None]
-    items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
-    whole = ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
-    got = runner.logits(whole)
-    driver.run(items, tokens=5)
-    assert [upload_problems(base, folder) for folder in folders.values()] == [[]] * len(folders)
-    plain = hf_model(base)
-    for row, item in zip(got, items, strict=True):
-        reference = peft_model(base, folders[item.adapter]) if item.adapter else plain
-        with torch.inference_mode():
-            ids = torch.tensor([item.prompt_ids])
-            want, unchanged = reference(input_ids=ids).logits[0, -1], plain(ids).logits[0, -1]
-        assert (row - want).norm() <= 1e-5 * want.norm(), item.adapter
-        assert item.adapter is None or (unchanged - want).norm() > 1e-3 * want.norm()
-        assert item.output_ids == hf_greedy(reference, item.prompt_ids, 5), item.adapter
+    check_equals_peft(base, folders, rank=64, num_blocks=900)
 
 
 @pytest.mark.parametrize(("model_type", "router"), MODELS)

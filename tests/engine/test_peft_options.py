@@ -3,13 +3,11 @@
 import re
 
 import pytest
-import torch
 from peft.tuners.lora.config import BdLoraConfig, MontecloraConfig, VeloraConfig
 
-from tests.engine.driver import hf_greedy, hf_model, prompts, save_tiny_model, sequence
-from tests.engine.peft_adapters import ALL, peft_model, save_adapter, upload_problems
-from tests.engine.test_peft_parity import serve
-from worker.engine.batch import ScheduledBatch
+from tests.engine.driver import save_tiny_model
+from tests.engine.mixed_batch import check_equals_peft
+from tests.engine.peft_adapters import ALL, save_adapter
 from worker.protocol.types import AdapterRef
 
 T = ["q_proj", "v_proj", "down_proj"]
@@ -113,20 +111,4 @@ def test_options_equal_peft_in_one_mixed_batch(kind, tmp_path):
         )
         for seed, (name, config) in enumerate(options.items())
     }
-    runner, driver = serve(base, folders, 160, num_blocks=2000, block_size=4)
-    refs = [None, *folders, None]
-    items = [sequence(prompt, ref) for prompt, ref in zip(prompts(len(refs)), refs, strict=True)]
-    got = runner.logits(
-        ScheduledBatch(tuple(driver.schedule(item, item.num_tokens) for item in items))
-    )
-    driver.run(items, tokens=5)
-    assert [upload_problems(base, folder) for folder in folders.values()] == [[]] * len(folders)
-    plain = hf_model(base)
-    for row, item in zip(got, items, strict=True):
-        reference = peft_model(base, folders[item.adapter]) if item.adapter else plain
-        with torch.inference_mode():
-            ids = torch.tensor([item.prompt_ids])
-            want, unchanged = reference(input_ids=ids).logits[0, -1], plain(ids).logits[0, -1]
-        assert (row - want).norm() <= 1e-5 * want.norm(), item.adapter
-        assert item.adapter is None or (unchanged - want).norm() > 1e-3 * want.norm()
-        assert item.output_ids == hf_greedy(reference, item.prompt_ids, 5), item.adapter
+    check_equals_peft(base, folders, rank=160, num_blocks=2000)
