@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,16 @@ from transformers import (
 
 from worker.__main__ import main
 from worker.engine.model_size import model_size
-from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
+from worker.engine.sizing import (
+    MemoryPlan,
+    ModelSize,
+    Roofline,
+    memory_for_kv,
+    packs,
+    plan_memory,
+)
 from worker.runtime import build_hf, memory
-from worker.runtime.memory import kv_memory, peak_memory
+from worker.runtime.memory import peak_memory
 from worker.runtime.offline import OfflineEngine
 from worker.settings import EngineSettings
 
@@ -54,6 +63,20 @@ SIZE = ModelSize(
 )
 
 
+LIMITS: dict[str, Any] = {"kv_memory": 1 << 20, "adapter_rank": 8, "adapter_memory": 30}
+
+
+def settings_of(folder: Path, **changes: Any) -> EngineSettings:
+    return EngineSettings(
+        model=str(folder), **{"dtype": "float32", "threads": 1, **LIMITS, **changes}
+    )
+
+
+def plan_for(size: ModelSize, **changes: Any) -> MemoryPlan:
+    machine = {"device_type": "cpu", "free_memory": 1 << 30, "block_size": 8}
+    return plan_memory(size, **{**machine, **LIMITS, **changes})
+
+
 def save(folder: Path, model: Any) -> Path:
     model.save_pretrained(folder)
     vocabulary = {f"w{i}": i for i in range(50)}
@@ -66,10 +89,7 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
     config = LlamaConfig(**{**SMALL, "tie_word_embeddings": tied})
     folder = save(tmp_path, LlamaForCausalLM(config))
     size = model_size(folder, torch.float32)
-    settings = EngineSettings(
-        model=str(folder), dtype="float32", kv_memory=1 << 20, adapter_rank=8, threads=1
-    )
-    with OfflineEngine(settings) as offline:
+    with OfflineEngine(settings_of(folder)) as offline:
         engine = offline.engine
         model = engine._runner.model
         parameters = {id(p): p for p in model.packed.module.parameters()}.values()
@@ -78,14 +98,7 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
             for layer in model.linears.values()
             for tensor in (layer.A, layer.B, layer.scales)
         ]
-        plan = plan_memory(
-            size,
-            device_memory=None,
-            kv_memory=1 << 20,
-            adapter_rank=8,
-            adapter_memory=30,
-            block_size=engine.config.block_size,
-        )
+        plan = plan_for(size, block_size=engine.config.block_size)
         assert size.parameters == sum(p.numel() for p in parameters)
         assert plan.weights == sum(p.nbytes for p in parameters)
         assert plan.adapters == sum(tensor.nbytes for tensor in pool)
@@ -116,16 +129,95 @@ def test_a_model_without_rotary_positions_is_sized_too(tmp_path: Path) -> None:
 
 
 def test_the_rest_of_the_device_goes_to_keys_and_values() -> None:
-    plan = plan_memory(
-        SIZE,
-        device_memory=10_000,
-        kv_memory=None,
-        adapter_rank=4,
-        adapter_memory=30,
-        block_size=8,
-    )
+    plan = plan_for(SIZE, device_type="cuda", free_memory=9000, kv_memory=None, adapter_rank=4)
     assert plan.keys_values == 9000 - 2000 - 20 - 30 - 370
     assert plan.blocks == plan.keys_values // 80
+
+
+def test_a_share_of_the_rest_of_a_cpus_memory_does() -> None:
+    size = replace(SIZE, packable=1500)
+    plan = plan_for(size, free_memory=9000, kv_memory=None, adapter_rank=4)
+    assert plan.packed == 1500
+    assert plan.keys_values == (9000 - 2000 - 1500 - 20 - 30 - 370) // 8
+    tight = plan_for(size, free_memory=7999, kv_memory=None, adapter_rank=4)
+    assert tight.packed == 0
+    assert tight.keys_values == (7999 - 2000 - 20 - 30 - 370) // 8
+
+
+@pytest.mark.parametrize(
+    ("packable", "free", "wanted", "expected"),
+    [
+        (100, 400, None, True),
+        (100, 399, None, False),
+        (100, 0, True, True),
+        (100, 400, False, False),
+        (0, 400, True, False),
+    ],
+)
+def test_weights_are_copied_where_they_fit_or_as_asked(
+    packable: int, free: int, wanted: bool | None, expected: bool
+) -> None:
+    assert packs(packable, free, wanted) is expected
+
+
+MACHINE = """
+import json, sys
+import torch
+from structlog.testing import capture_logs
+from worker.runtime import memory
+from worker.runtime.offline import OfflineEngine
+from worker.settings import EngineSettings
+
+def settings(folder):
+    return EngineSettings(
+        model=folder, dtype=sys.argv[3], threads=1, adapter_rank=64, adapter_memory=30,
+        max_sequences=16, token_budget=64,
+    )
+
+with OfflineEngine(settings(sys.argv[1])):  # what libraries load at their first use
+    pass
+memory._give_back_freed_memory()
+before = memory._status("VmRSS"), memory._status("RssAnon")
+memory._machine_free = lambda: (1 << 30) + before[1] - memory._status("RssAnon")
+free = memory.free_memory(torch.device("cpu"))
+with capture_logs() as logs, OfflineEngine(settings(sys.argv[2])) as offline:
+    for weight in offline.engine._runner.model.packed.module.parameters():
+        weight.amax()  # rows of a mapped embedding are read from its file when they are needed
+    memory._give_back_freed_memory()
+    taken = memory._status("VmRSS") - before[0]
+(loaded,) = [entry for entry in logs if entry["event"] == "model_loaded"]
+print(json.dumps({"free": free, "taken": taken, **loaded}))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_worker_takes_what_the_plan_foretells(tmp_path: Path, dtype: str) -> None:
+    """From a bfloat16 file, on a machine with one free GiB. In a process of its own; what it takes
+    altogether lies within a tenth of the plan, what keys and values get within a fifth."""
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 32_000}
+    model = LlamaForCausalLM(LlamaConfig(**{**SMALL, **wide})).bfloat16()
+    folder = save(tmp_path / "wide", model)
+    small = save(tmp_path / "small", LlamaForCausalLM(LlamaConfig(**SMALL)).to(model.dtype))
+    done = subprocess.run(
+        [sys.executable, "-c", MACHINE, str(small), str(folder), dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    worker = json.loads(done.stdout.splitlines()[-1])
+    limits = {"token_budget": 64, "max_sequences": 16, "adapter_rank": 64}
+    plan = plan_for(
+        model_size(folder, getattr(torch, dtype), **limits),
+        free_memory=worker["free"],
+        adapter_rank=64,
+        kv_memory=None,
+    )
+    assert bool(plan.packed) is worker["packed"]
+    assert plan.weights == worker["weights"]
+    assert plan.adapters == worker["adapter_pool"]
+    assert worker["kv_memory"] == pytest.approx(plan.keys_values, rel=0.2)
+    parts = plan.weights + plan.packed + plan.adapters + worker["kv_memory"]
+    assert worker["taken"] == pytest.approx(parts, rel=0.1)
 
 
 def test_shared_tokens_are_stored_once() -> None:
@@ -171,19 +263,9 @@ def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | Non
     config = Gemma2Config(**{**SMALL, "head_dim": 8, "sliding_window": window or 500})
     folder = save(tmp_path, Gemma2ForCausalLM(config))
     size = model_size(folder, torch.float32)
-    settings = EngineSettings(
-        model=str(folder), dtype="float32", kv_memory=1 << 20, adapter_rank=8, threads=1
-    )
-    with OfflineEngine(settings) as offline:
+    with OfflineEngine(settings_of(folder)) as offline:
         engine = offline.engine
-        plan = plan_memory(
-            size,
-            device_memory=None,
-            kv_memory=1 << 20,
-            adapter_rank=8,
-            adapter_memory=30,
-            block_size=engine.config.block_size,
-        )
+        plan = plan_for(size, block_size=engine.config.block_size)
         groups = 2 if window else 1
         assert plan.windows == engine.config.windows
         assert len(plan.windows) == groups
@@ -204,10 +286,12 @@ def test_a_start_measures_about_what_the_plan_foretells(
     folder = save(tmp_path, model)
     measured: list[int] = []
     monkeypatch.setattr(
-        build_hf, "kv_memory", lambda free, activations, _: measured.append(activations) or 1 << 20
+        build_hf,
+        "memory_for_kv",
+        lambda free, activations, _: measured.append(activations) or 1 << 20,
     )
     limits: dict[str, Any] = {"token_budget": 512, "max_sequences": 64, "adapter_rank": 32}
-    settings = EngineSettings(model=str(folder), dtype="float32", threads=1, **limits)
+    settings = settings_of(folder, kv_memory=None, **limits)
     with OfflineEngine(settings) as offline:
         assert offline.engine.config.num_blocks > 0
     foretold = model_size(folder, torch.float32, **limits).activations
@@ -242,9 +326,23 @@ def test_without_a_high_water_mark_tensors_are_counted(monkeypatch: pytest.Monke
 
 
 def test_activations_are_kept_free() -> None:
-    assert kv_memory(1000, 400, "cuda") == 600
-    assert kv_memory(1000, 400, "cpu") == 75
-    assert kv_memory(100, 400, "cuda") == 0
+    assert memory_for_kv(1000, 400, "cuda") == 600
+    assert memory_for_kv(1000, 400, "cpu") == 75
+    assert memory_for_kv(100, 400, "cuda") == 0
+
+
+def test_a_groups_cached_files_count_as_free_like_the_machines(tmp_path: Path) -> None:
+    contents = {
+        "memory.max": "1000\n",
+        "memory.current": "700\n",
+        "memory.stat": "anon 300\nactive_file 250\ninactive_file 150\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    assert memory._group_free(tmp_path) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._group_free(tmp_path) > 1 << 50
+    assert memory._group_free(tmp_path / "none") > 1 << 50
 
 
 @pytest.mark.parametrize("context", [0, 20])

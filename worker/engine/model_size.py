@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from worker.engine.activations import step_activations
 from worker.engine.kv_cache import KvLayout
 from worker.engine.lora import wrap_linears
+from worker.engine.packed_linear import packable
 from worker.engine.packed_model import PackedModel
 from worker.engine.rank_pool import RankPool
 from worker.engine.sizing import ModelSize
@@ -43,10 +44,12 @@ def model_size(
     )
     activations = step_activations(packed, layout, text.vocab_size, step, device_type)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    copied = packable(model) if device_type == "cpu" else []
     return ModelSize(
         parameters=parameters,
         active_parameters=_active(model, text),
         weights=sum(parameter.nbytes for parameter in model.parameters()),
+        packable=sum(linear.weight.nbytes for linear in copied),
         kv_token=layout.bytes_per_token,
         kv_slot=layout.bytes_per_slot,
         windows=layout.windows,

@@ -30,14 +30,14 @@ class PackedLinear(nn.Linear):
 
 
 def packable(model: nn.Module) -> list[nn.Linear]:
-    """Layers that gain from it: bfloat16 on a CPU that multiplies it."""
+    """Layers that gain from it: bfloat16 on a CPU that multiplies it (on `meta`: would gain)."""
     if not (_mkldnn.is_available() and _ops._is_mkldnn_bf16_supported()):
         return []
     return [
         module
         for module in model.modules()
         if type(module) is nn.Linear
-        and module.weight.device.type == "cpu"
+        and module.weight.device.type in ("cpu", "meta")
         and module.weight.dtype == torch.bfloat16
     ]
 

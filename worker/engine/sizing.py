@@ -1,8 +1,9 @@
 """How a device's memory is divided, and when decoding stops being bound by it. Arithmetic only.
 
-weights | adapter pool | other adapter memory | activations | keys and values
+weights | reordered copy | adapter pool | other adapter memory | activations | keys and values
 
-together 90 % of the device.
+together 90 % of a GPU. A CPU's memory belongs to others too: keys and values take only a share of
+what the rest leaves free, and at most CPU_MOST.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from dataclasses import dataclass
 from worker.engine.config import blocks_held
 
 DEVICE_SHARE = 0.9
+CPU_SHARE = 0.125
+CPU_MOST = 4 * 2**30
+
+PACKED_SHARE = 0.25
+"""Of the free memory: the most that a second copy of the weights may take unasked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +26,9 @@ class ModelSize:
     token's matrix products read: without the embedding table, and of experts only the chosen
     ones) and `attention_flops` (per token and token of context).
 
-    `weights`: all parameters. `kv_token`: keys and values of one token; `kv_slot`: its share of a
-    block, in which only the layers of one KV group lie (`windows`: what each group sees).
+    `weights`: all parameters. `packable`: those that a CPU multiplies faster from a reordered copy
+    (`worker.engine.packed_linear`). `kv_token`: keys and values of one token; `kv_slot`: its share
+    of a block, in which only the layers of one KV group lie (`windows`: what each group sees).
     `adapter_rank`: one row of the rank pool in all modules. `activations`: what the widest step
     needs at once.
     """
@@ -35,6 +42,7 @@ class ModelSize:
     activations: int
     attention_flops: int
     context_tokens: int
+    packable: int = 0
     windows: tuple[int | None, ...] = (None,)
 
     def kv_read(self, context: int) -> float:
@@ -55,6 +63,7 @@ class MemoryPlan:
     keys_values: int
     blocks: int
     block_size: int
+    packed: int = 0
     windows: tuple[int | None, ...] = (None,)
 
     @property
@@ -78,24 +87,24 @@ class MemoryPlan:
 def plan_memory(
     size: ModelSize,
     *,
-    device_memory: int | None,
+    device_type: str,
+    free_memory: int,
     kv_memory: int | None,
     adapter_rank: int,
     adapter_memory: int,
     block_size: int,
+    pack: bool | None = None,
 ) -> MemoryPlan:
-    """`kv_memory` where it is given (and always needed without a `device_memory`), else what the
-    device's share leaves."""
+    """`free_memory`: what Batten may use of the device before it loads a model. `kv_memory` where
+    it is given, else what the rest leaves. `pack`: see `packs`."""
+    free = free_memory - size.weights
+    packed = size.packable if packs(size.packable, free, pack) else 0
     adapters = size.adapter_rank * adapter_rank
-    if kv_memory is not None:
-        memory = kv_memory
-    elif device_memory is not None:
-        used = size.weights + adapters + adapter_memory + size.activations
-        memory = max(0, int(device_memory * DEVICE_SHARE) - used)
-    else:
-        raise ValueError("either the device's memory or that for keys and values must be known")
+    free -= packed + adapters + adapter_memory
+    memory = kv_memory or memory_for_kv(free, size.activations, device_type)
     return MemoryPlan(
         weights=size.weights,
+        packed=packed,
         adapters=adapters,
         adapter_memory=adapter_memory,
         activations=size.activations,
@@ -104,6 +113,18 @@ def plan_memory(
         block_size=block_size,
         windows=size.windows,
     )
+
+
+def packs(packable: int, free: int, wanted: bool | None) -> bool:
+    """Whether weights of `packable` bytes get a reordered copy while `free` bytes are left."""
+    fits = packable <= free * PACKED_SHARE
+    return packable > 0 and (fits if wanted is None else wanted)
+
+
+def memory_for_kv(free: int, activations: int, device_type: str) -> int:
+    """`free`: bytes beside all that is loaded, and without what adapters may still take."""
+    rest = max(0, free - activations)
+    return rest if device_type == "cuda" else min(int(rest * CPU_SHARE), CPU_MOST)
 
 
 @dataclass(frozen=True, slots=True)

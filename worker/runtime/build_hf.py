@@ -27,12 +27,13 @@ from worker.engine.model_loader import DTypeName, ModelLoadError, ServedModel, l
 from worker.engine.model_runner import ModelRunner
 from worker.engine.packed_linear import pack, packable
 from worker.engine.rank_pool import RankPool
+from worker.engine.sizing import memory_for_kv, packs
 from worker.engine.widest_step import WidestStep, run_widest_step
 from worker.protocol.object_store import open_store, reason
 from worker.protocol.types import AdapterRef
 from worker.runtime.build import context_tokens, load_tokenizer, scheduler_config
 from worker.runtime.errors import ModelUnusable, StoreUnusable
-from worker.runtime.memory import free_memory, kv_memory, peak_memory
+from worker.runtime.memory import free_memory, peak_memory
 from worker.settings import DType, EngineSettings, WorkerSettings, physical_cores
 
 # What a folder with wrong, missing or damaged files makes the libraries raise.
@@ -56,9 +57,6 @@ BLOCK_SIZES = {"cpu": 8, "cuda": 16}
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 2048}
 """Most tokens of a step. A CPU is busy with fewer, and a step of a 1B model with 2,048 would take
 longer there than a lease lasts."""
-
-PACKED_SHARE = 0.25
-"""Of the free memory: the most that a second copy of the weights may take unasked."""
 
 _log = structlog.get_logger(__name__)
 
@@ -175,11 +173,10 @@ def _pack(settings: EngineSettings, model: ServedModel) -> bool:
     """Whether linear layers now multiply reordered copies of their weights."""
     linears = packable(model.packed.module)
     size = sum(linear.weight.nbytes for linear in linears)
-    fits = size <= free_memory(model.device) * PACKED_SHARE
-    wanted = fits if settings.pack_weights is None else settings.pack_weights
+    wanted = packs(size, free_memory(model.device), settings.pack_weights)
     if wanted:
         pack(linears)
-    return wanted and bool(linears)
+    return wanted
 
 
 def _widest_step(settings: EngineSettings, model: ServedModel) -> WidestStep:
@@ -210,7 +207,7 @@ def _num_blocks(
     """`activations` (bytes) and what adapters may still take are kept free unless the settings
     say what keys and values get."""
     free = free_memory(model.device) - settings.adapter_memory
-    memory = settings.kv_memory or kv_memory(free, activations or 0, model.device.type)
+    memory = settings.kv_memory or memory_for_kv(free, activations or 0, model.device.type)
     blocks = model.kv_layout.num_blocks(memory, block_size)
     if blocks < 1:
         needed = model.kv_layout.bytes_per_slot * block_size

@@ -1,4 +1,4 @@
-"""How much of a device's memory keys and values may have."""
+"""How much of a device's memory is free, and how much something takes."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import torch
 from worker.engine.live_bytes import LiveBytes
 from worker.engine.sizing import DEVICE_SHARE
 
-CPU_SHARE = 0.125
-CPU_MOST = 4 * 2**30
+_STATUS = Path("/proc/self/status")
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes free now: of the share of a GPU that this process may use, or on this machine within
-    its control group's limit."""
+    its control group's limit.
+
+    There, files that this process has mapped (libraries, and weights in the type in which they are
+    served) are in use, though the kernel would give them up.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - DEVICE_SHARE) * total))
-    return min(_machine_free(), _group_free())
-
-
-def kv_memory(free: int, activations: int, device_type: str) -> int:
-    """A CPU's memory belongs to others too, so that only a part is taken, and a bounded one."""
-    rest = max(0, free - activations)
-    return rest if device_type == "cuda" else min(int(rest * CPU_SHARE), CPU_MOST)
+    mapped = _kibibytes(_STATUS, "RssFile") or 0
+    return max(0, min(_machine_free(), _group_free()) - mapped)
 
 
 def peak_memory(device: torch.device, action: Callable[[], None]) -> int:
@@ -73,26 +71,33 @@ def _reset_high_water_mark() -> bool:
 
 def _status(name: str) -> int:
     """Bytes of one line of /proc/self/status."""
-    for line in _lines(Path("/proc/self/status")):
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status tells no {name}")
+    found = _kibibytes(_STATUS, name)
+    if found is None:
+        raise OSError(f"{_STATUS} tells no {name}")
+    return found
 
 
 def _machine_free() -> int:
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 4 * 2**30
+    found = _kibibytes(Path("/proc/meminfo"), "MemAvailable")
+    return 4 * 2**30 if found is None else found
 
 
 def _group_free(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """What a container may still use (cgroup v2), or more than any machine has."""
+    """What a container may still use (cgroup v2), or more than any machine has. Like MemAvailable
+    it counts cached files as free."""
     limit = "".join(_lines(group / "memory.max")).strip()
     used = "".join(_lines(group / "memory.current")).strip()
     if not limit.isdigit() or not used.isdigit():
         return 1 << 60
-    return max(0, int(limit) - int(used))
+    stat = dict(line.split() for line in _lines(group / "memory.stat"))
+    cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+    return max(0, int(limit) - int(used) + cached)
+
+
+def _kibibytes(path: Path, name: str) -> int | None:
+    """Bytes of a line such as `VmRSS:  1024 kB`; None where there is none."""
+    found = (line for line in _lines(path) if line.startswith(f"{name}:"))
+    return next((int(line.split()[1]) * 1024 for line in found), None)
 
 
 def _lines(path: Path) -> list[str]:

@@ -15,7 +15,11 @@ LENGTHS = (512, 2048, 8192)
 @click.command
 @click.argument("model", envvar="BATTEN_MODEL")
 @click.option("--device", default="cpu", show_default=True, help="cpu, or a GPU such as h100.")
-@click.option("--memory", type=Bytes(), help="The device's memory; default: its data sheet's.")
+@click.option(
+    "--memory",
+    type=Bytes(),
+    help="A GPU's memory, default its data sheet's; or what is free beside a CPU, default here.",
+)
 @click.option("--kv-memory", type=Bytes(), help="Memory for keys and values; default: the rest.")
 @click.option("--flops", type=float, help="The device's peak in 16-bit matrix products.")
 @click.option("--bandwidth", type=float, help="The device's peak in bytes a second.")
@@ -39,6 +43,11 @@ LENGTHS = (512, 2048, 8192)
     type=click.IntRange(1),
     multiple=True,
     help=f"Tokens of a sequence, prompt and answer; default: {', '.join(map(str, LENGTHS))}.",
+)
+@click.option(
+    "--pack-weights/--no-pack-weights",
+    default=None,
+    help="A CPU's second copy of the weights; default: where at most a quarter of the rest.",
 )
 @click.option("--shared", type=click.IntRange(0), default=0, help="Tokens that all begin with.")
 def plan(**options: Any) -> None:

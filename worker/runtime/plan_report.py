@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from worker.engine.model_size import model_size
-from worker.engine.sizing import MemoryPlan, ModelSize, Roofline, plan_memory
-from worker.runtime import memory as machine
+from worker.engine.sizing import DEVICE_SHARE, MemoryPlan, ModelSize, Roofline, plan_memory
 from worker.runtime.build import model_folder
 from worker.runtime.build_hf import BLOCK_SIZES, TOKEN_BUDGETS, resolve_dtype
 from worker.runtime.devices import DEVICES, Device, measure_cpu
 from worker.runtime.errors import ModelUnusable
+from worker.runtime.memory import free_memory
 from worker.runtime.plan import LENGTHS
 from worker.settings import DType
 
@@ -37,6 +37,7 @@ def report(
     block_size: int | None,
     lengths: Sequence[int],
     shared: int,
+    pack_weights: bool | None,
 ) -> list[str]:
     """Raises ModelUnusable."""
     kind = "cpu" if device == "cpu" else "cuda"
@@ -50,15 +51,15 @@ def report(
         adapter_rank=adapter_rank,
         device_type=kind,
     )
-    free = memory or (known.memory if known else None)
-    kv = kv_memory or (_cpu_share(memory, size, adapter_memory) if kind == "cpu" else None)
     plan = plan_memory(
         size,
-        device_memory=free,
-        kv_memory=kv,
+        device_type=kind,
+        free_memory=_free(known, memory),
+        kv_memory=kv_memory,
         adapter_rank=adapter_rank,
         adapter_memory=adapter_memory,
         block_size=block_size or BLOCK_SIZES[kind],
+        pack=pack_weights,
     )
     peak = known.roofline if known else measure_cpu(resolved)
     roofline = Roofline(flops or peak.flops, bandwidth or peak.bandwidth)
@@ -87,15 +88,18 @@ def _size(model: str, dtype: torch.dtype, **step: Any) -> ModelSize:
         raise ModelUnusable(f"{folder}/config.json cannot be used: {reason}") from error
 
 
-def _cpu_share(memory: int | None, size: ModelSize, adapters: int) -> int:
-    """As the engine takes it, once its weights are loaded."""
-    free = memory or machine.free_memory(torch.device("cpu"))
-    return machine.kv_memory(free - size.weights - adapters, size.activations, "cpu")
+def _free(known: Device | None, memory: int | None) -> int:
+    """What a worker finds free when it starts."""
+    if known is not None:
+        return int((memory or known.memory) * DEVICE_SHARE)
+    return memory or free_memory(torch.device("cpu"))
 
 
 def _memory_lines(size: ModelSize, plan: MemoryPlan, rank: int) -> Iterator[str]:
     yield f"parameters        {size.parameters:,}"
     yield f"weights           {_bytes(plan.weights)}"
+    if plan.packed:
+        yield f"reordered copy    {_bytes(plan.packed)}  (--pack-weights)"
     yield f"adapter pool      {_bytes(plan.adapters)}  ({rank} rows of {_bytes(size.adapter_rank)})"
     yield f"adapters' rest    {_bytes(plan.adapter_memory)}  (at most: --adapter-memory)"
     yield f"activations       {_bytes(plan.activations)}  (of the widest step, foretold)"
