@@ -420,6 +420,22 @@ def test_every_problem_is_listed():
     assert codes(check(weights)) == ["adapter_unknown_tensor", "adapter_shape_mismatch"]
 
 
+def test_the_model_is_not_searched_again_for_every_module():
+    """A large model has hundreds of modules: a search for each would take longer than the load."""
+    searches = []
+
+    class Searched(dict):
+        def __iter__(self):
+            searches.append("")
+            return super().__iter__()
+
+    shapes = Searched(SHAPES)
+    names = [name for name in SHAPES if name.endswith("_proj") and "mlp" not in name]
+    for chosen in (names[:1], names):
+        assert peft.validate(parse(), peft.parse_header(save(tensors(chosen))), shapes) == []
+    assert len(searches) <= 2
+
+
 def test_size_is_capped():
     header = peft.parse_header(save(tensors()))
     problems = peft.validate(parse(), header, SHAPES, max_bytes=100)

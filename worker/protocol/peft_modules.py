@@ -33,8 +33,10 @@ def refuse_tensor(key: str) -> Problem:
 
 def check_invocation(config: PeftConfig, shapes: Shapes) -> Iterator[Problem]:
     """Tokens that the vocabulary lacks never occur: the adapter would never apply."""
+    if not config.invocation:
+        return
     tables = [shape[0] for name, shape in shapes.items() if len(shape) == 2 and is_table(name)]
-    largest = max(config.invocation, default=0)
+    largest = max(config.invocation)
     if tables and largest >= max(tables):
         name, message = "alora_invocation_tokens", f"{largest} is no token of the base model"
         yield Problem("adapter_invalid_config", name, message)

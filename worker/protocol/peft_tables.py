@@ -51,10 +51,14 @@ def check_table(
     if any(config.token_ids(table) for table in tied) and parts.keys() & {"weight", "magnitude"}:
         message = "PEFT can't replace or norm a head that shares the embedding's trained rows"
         yield Problem("adapter_unsupported_tensor", module, message)
-    heads = [name for name in shapes if module in tied_tables(name, shapes)] or [module]
-    if "token_rows" in parts and any(is_head(h) and f"{h}.bias" in shapes for h in heads):
+    if "token_rows" in parts and _is_added_to_a_bias(module, shapes):
         message = "PEFT leaves out the bias of a head with trained rows"
         yield Problem("adapter_unsupported_tensor", module, message)
+
+
+def _is_added_to_a_bias(module: str, shapes: Shapes) -> bool:
+    heads = [name for name in shapes if module in tied_tables(name, shapes)] or [module]
+    return any(is_head(head) and f"{head}.bias" in shapes for head in heads)
 
 
 def check_tying(
@@ -62,8 +66,10 @@ def check_tying(
 ) -> Iterator[Problem]:
     """With ensure_weight_tying, what changes an embedding changes the head that shares it, and
     PEFT saves both. `modules`: {module: {part: key}}."""
+    if not config.ensure_weight_tying:
+        return
     pairs = [(table, head) for head in shapes for table in tied_tables(head, shapes)]
-    for table, head in pairs if config.ensure_weight_tying else ():
+    for table, head in pairs:
         for part, other in {"embedding_A": "A", "weight": "weight"}.items():
             if part in modules.get(table, {}) and other not in modules.get(head, {}):
                 message = f"{table} is changed with ensure_weight_tying, and this is not"
