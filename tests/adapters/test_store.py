@@ -1,11 +1,14 @@
 """From an object store to tensors: fetched once, checked, never half served."""
 
+import os
 import shutil
 
 import pytest
 import torch
 
 from tests.adapters.folders import MODULES, SHAPES, tensors, write
+from worker.adapters import store as store_module
+from worker.adapters.folders import FolderSource
 from worker.adapters.loader import load_adapter
 from worker.adapters.source import AdapterSource
 from worker.adapters.store import AdapterStore
@@ -36,6 +39,18 @@ def store(bucket, tmp_path):
     return AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache")
 
 
+def spoil(folder):
+    """Change the last value, as a disk might: neither the size nor the header shows it."""
+    weights = folder / peft.WEIGHTS_FILE
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+def lose(folder):
+    (folder / peft.WEIGHTS_FILE).unlink()
+
+
 def code(error):
     return error.value.code
 
@@ -46,6 +61,57 @@ def test_an_adapter_is_fetched_once(bucket, store):
     assert sorted(path.name for path in folder.iterdir()) == [peft.CONFIG_FILE, peft.WEIGHTS_FILE]
     shutil.rmtree(bucket / "adapters")
     assert store.fetch(digest) == folder
+
+
+@pytest.mark.parametrize("damage", [spoil, lose])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_folder_that_was_damaged_on_disk_is_fetched_anew(
+    bucket, store, tmp_path, damage, restarted
+):
+    digest = publish(bucket)
+    damage(store.fetch(digest))
+    if restarted:
+        store = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache")
+    whole = (bucket / "adapters" / digest / peft.WEIGHTS_FILE).read_bytes()
+    assert (store.fetch(digest) / peft.WEIGHTS_FILE).read_bytes() == whole
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [digest]
+
+
+def test_a_folder_is_checked_once_in_each_process(bucket, tmp_path, monkeypatch):
+    checked = []
+    check = store_module._check
+    monkeypatch.setattr(
+        store_module,
+        "_check",
+        lambda folder, digest: [checked.append(digest), check(folder, digest)],
+    )
+    digest = publish(bucket)
+    for processes in (1, 2):
+        store = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache")
+        for _ in range(3):
+            store.fetch(digest)
+        assert checked == [digest] * processes
+
+
+def test_a_damaged_folder_is_not_served_while_the_store_is_away(bucket, store):
+    digest = publish(bucket)
+    spoil(store.fetch(digest))
+    shutil.rmtree(bucket / "adapters")
+    with pytest.raises(AdapterLoadError) as error:
+        store.fetch(digest)
+    assert code(error) == "adapter_unavailable"
+
+
+def test_a_users_folder_that_changes_after_its_first_use_is_refused(tmp_path):
+    write(tmp_path / "mine")
+    source = FolderSource()
+    reference = source.add(tmp_path / "mine")
+    load = source.for_model(SHAPES)
+    assert load(reference).rank == 4
+    spoil(tmp_path / "mine")
+    with pytest.raises(AdapterLoadError, match="changed since it was first used") as error:
+        load(reference)
+    assert code(error) == "adapter_invalid"
 
 
 def test_source_and_scale_reach_the_tensors(bucket, store):
@@ -111,14 +177,12 @@ def test_only_digests_are_names(store, name):
 
 
 def test_the_disk_cache_is_bounded(bucket, tmp_path):
-    import os
-
     digests = [publish(bucket, tensors(seed=seed)) for seed in range(3)]
     size = sum(file.stat().st_size for file in (bucket / "adapters" / digests[0]).iterdir())
     store = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache", max_bytes=2 * size)
     first, second = (store.fetch(digest) for digest in digests[:2])
-    os.utime(first / peft.CONFIG_FILE, (2, 2))
-    os.utime(second / peft.CONFIG_FILE, (1, 1))
+    os.utime(first, (2, 2))
+    os.utime(second, (1, 1))
     third = store.fetch(digests[2])
     assert set((tmp_path / "cache").iterdir()) == {first, third}
 

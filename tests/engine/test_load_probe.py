@@ -10,6 +10,7 @@ from tests.engine.peft_adapters import save_adapter
 from tests.engine.test_expert_lora import options
 from tests.engine.test_peft_options import GPT2, OPTIONS
 from worker.adapters.loader import ExtraTensors, LoadedAdapter, ModuleWeights, load_adapter
+from worker.engine import rank_pool
 from worker.engine.adapter_cache import AdapterCache
 from worker.engine.batch import AdapterLoadError
 from worker.engine.model_loader import load_model
@@ -113,6 +114,58 @@ def test_rows_that_are_not_what_the_file_says_are_refused(models, spoil, monkeyp
     error = outcome(model, LoadedAdapter({Q: ModuleWeights(a, b, 0.5)}, 4))
     assert error is not None
     assert "differs from its weights" in str(error)
+
+
+class Reloads:
+    """A cache of four rows, in which two adapters of four take each other's place."""
+
+    def __init__(self, model, adapters):
+        self.changed = threading.Semaphore(0)
+        pool = RankPool(model.linears, 4, model.dtype, model.device, model.others)
+        self.cache = AdapterCache(
+            pool, lambda ref: adapters[ref.digest], on_change=self.changed.release
+        )
+
+    def load(self, name):
+        ref = AdapterRef(name, 4)
+        assert not self.cache.prepare(ref)
+        assert self.changed.acquire(timeout=60)
+        return self.cache.prepare(ref)
+
+
+@pytest.fixture
+def reloads(models):
+    made = Reloads(models["float32"], {"x": linear(), "y": linear(a=0.5)})
+    yield made
+    made.cache.close()
+
+
+def test_all_updates_are_looked_at_once(reloads, monkeypatch):
+    probed = []
+    real = rank_pool.probe_update
+    monkeypatch.setattr(
+        rank_pool,
+        "probe_update",
+        lambda *given: [probed.append(given[2].A[0, 0].item()), real(*given)][1],
+    )
+    for name in "xyxyx":
+        assert reloads.load(name)
+    assert probed == [1.0, 0.5]
+
+
+def test_rows_are_looked_at_every_time(models, reloads, monkeypatch):
+    """What rows hold depends on who had them before."""
+    assert reloads.load("x")
+    assert reloads.load("y")
+    write = RankPool.write
+
+    def spoilt(self, rows, adapter):
+        write(self, rows, adapter)
+        models["float32"].linears[Q].A[rows[1]] *= 1.5
+
+    monkeypatch.setattr(RankPool, "write", spoilt)
+    with pytest.raises(AdapterLoadError, match="differs from its weights"):
+        reloads.load("x")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")

@@ -7,6 +7,7 @@ adapters/{digest}/adapter_model.safetensors
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import shutil
 import tempfile
@@ -19,11 +20,11 @@ import structlog
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
+from worker.adapters.stamp import FILES, Stamp, stamp
 from worker.protocol import peft
 from worker.protocol.errors import AdapterLoadError
 from worker.protocol.object_store import reason
 
-FILES = (peft.CONFIG_FILE, peft.WEIGHTS_FILE)
 CHUNK = 16 * 2**20
 AWAY_SECONDS = 5.0
 IN_USE_SECONDS = 60.0
@@ -35,8 +36,10 @@ _log = structlog.get_logger(__name__)
 class AdapterStore:
     """A disk cache in front of an object store. Several processes may share `cache_dir`.
 
-    A folder appears there in one rename, after its content was found to have its digest. At most
-    `max_bytes` are kept: the longest unused folders go first. Thread-safe.
+    A folder appears there in one rename, after its content was found to have its digest. One that
+    this process has not written, or that has changed since, is checked again: a disk may lose what
+    was written before a power failure. At most `max_bytes` are kept: the longest unused folders go
+    first. Thread-safe.
     """
 
     def __init__(self, store: ObjectStore, cache_dir: Path, max_bytes: int = 20 << 30) -> None:
@@ -44,6 +47,7 @@ class AdapterStore:
         self._cache_dir = cache_dir
         self._max_bytes = max_bytes
         self._away_until = 0.0
+        self._checked: dict[str, Stamp] = {}
         self._trimming = threading.Lock()
         self._bytes: int | None = None  # at least what lies in cache_dir, as far as we know
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -58,23 +62,41 @@ class AdapterStore:
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise AdapterLoadError("adapter_invalid", f"{digest!r} is no sha256")
         folder = self._cache_dir / digest
-        if not folder.is_dir():
-            self._download(digest, folder)
-            self._make_room(keep=folder)
-        (folder / peft.CONFIG_FILE).touch()  # its age is the folder's time of last use
-        return folder
-
-    def _download(self, digest: str, folder: Path) -> None:
         try:
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self._cache_dir) as parent:
-                work = Path(parent) / digest
-                work.mkdir()
-                for name in FILES:
-                    self._get(f"adapters/{digest}/{name}", work / name)
-                _check(work, digest)
-                _publish(work, folder)
+            if folder.is_dir() and not self._is_whole(folder, digest):
+                self._remove(folder)
+            if not folder.is_dir():
+                self._download(digest, folder)
+                self._make_room(keep=folder)
+            os.utime(folder)  # its age is the time since its last use
         except OSError as error:
             raise AdapterLoadError("adapter_unavailable", str(error)) from error
+        return folder
+
+    def _is_whole(self, folder: Path, digest: str) -> bool:
+        try:
+            found = stamp(folder)
+            if self._checked.get(digest) != found:
+                _check(folder, digest)
+                self._checked[digest] = found
+        except (AdapterLoadError, FileNotFoundError) as error:
+            _log.warning("cached_adapter_damaged", folder=str(folder), error=str(error))
+            return False
+        return True
+
+    def _remove(self, folder: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".damaged-", dir=self._cache_dir) as parent:
+            folder.rename(Path(parent) / folder.name)
+
+    def _download(self, digest: str, folder: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self._cache_dir) as parent:
+            work = Path(parent) / digest
+            work.mkdir()
+            for name in FILES:
+                self._get(f"adapters/{digest}/{name}", work / name)
+            _check(work, digest)
+            self._checked[digest] = stamp(work)
+            _publish(work, folder)
 
     def _get(self, path: str, target: Path) -> None:
         """In chunks, each a request with the store's time limit of its own. A store that did not
@@ -115,6 +137,7 @@ class AdapterStore:
                 break
             if path != keep:
                 shutil.rmtree(path, ignore_errors=True)  # another process may be doing it too
+                self._checked.pop(path.name, None)
                 total -= sizes[path]
         return total
 
@@ -129,7 +152,7 @@ def _size(folder: Path) -> int:
 
 def _last_use(folder: Path) -> float:
     try:
-        return (folder / peft.CONFIG_FILE).stat().st_mtime
+        return folder.stat().st_mtime
     except FileNotFoundError:
         return 0.0
 

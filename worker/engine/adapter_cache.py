@@ -91,6 +91,7 @@ class AdapterCache:
         self._rows = RankRows(pool.rank)
         self._resident: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
         self._failures: dict[str, _Failure] = {}
+        self._probed: set[str] = set()
         self._host = HostAdapters(host_memory)
         self._counts = AdapterCounts()
         self._reading: dict[str, Future[LoadedAdapter]] = {}
@@ -251,7 +252,8 @@ class AdapterCache:
             if self._reserve(adapter, self._pool.extra_bytes(loaded)):
                 rows = self._resident[adapter.digest].rows
                 self._pool.write(rows, loaded)
-                self._pool.probe(rows, loaded)
+                self._pool.probe(rows, loaded, again=adapter.digest in self._probed)
+                self._probed.add(adapter.digest)
                 self._loaded(adapter, loaded)
         except AdapterLoadError as error:
             self._fail(adapter, error)

@@ -4,10 +4,14 @@ numbers finite in the type that is served, and do its rows give what its weights
 The same code that serves runs on a few made-up inputs, and is compared with the weights of the
 file in float32. For every low-rank update alone; for one linear layer of each kind with all that
 the adapter changes there, against merged weights (PEFT's `merge_and_unload`).
+
+Numbers and weights are the same at every load of an adapter, as its digest names its content; its
+rows are not. A process therefore looks at everything once, and later at the merged weights alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,8 +67,9 @@ def check(name: str, probed: Probed, dtype: torch.dtype) -> None:
         raise _invalid(f"{name}: what is served differs from its weights by {error:g} of {norm:g}")
 
 
+@functools.cache
 def inputs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[TOKENS, width], the same at all times."""
+    """[TOKENS, width], the same at all times: not to be written to."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(TOKENS, width, generator=generator).to(device, dtype)
 

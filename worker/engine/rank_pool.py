@@ -120,22 +120,28 @@ class RankPool:
                 self._put(name, rows[0], weights, host)
 
     @torch.inference_mode()
-    def probe(self, rows: Sequence[int], adapter: LoadedAdapter) -> None:
-        """See `worker.engine.load_probe`. Raises AdapterLoadError."""
+    def probe(self, rows: Sequence[int], adapter: LoadedAdapter, *, again: bool = False) -> None:
+        """See `worker.engine.load_probe`. `again`: this very adapter has passed before, so that
+        only its rows are new: one layer of each kind tells. Raises AdapterLoadError.
+        """
         if not adapter.modules and not adapter.extras:
             raise AdapterLoadError("adapter_invalid", "it changes no module of the model")
-        for name, probed in self._probed(rows, adapter):
+        for name, probed in self._probed(rows, adapter, again):
             check(name, probed, self._dtype)
 
-    def _probed(self, rows: Sequence[int], adapter: LoadedAdapter) -> Iterator[tuple[str, Probed]]:
+    def _probed(
+        self, rows: Sequence[int], adapter: LoadedAdapter, again: bool
+    ) -> Iterator[tuple[str, Probed]]:
         kinds: set[tuple[str, ...]] = set()
         for name, (weights, host) in sorted(self._changes(adapter).items()):
             linear = self._modules.get(name)
             if linear is None:
-                yield name, self._others[name].probe(rows[0], weights, host)
+                if not again:
+                    yield name, self._others[name].probe(rows[0], weights, host)
                 continue
-            yield name, Probed(linear.kept(rows[0]))
-            if weights is not None:
+            if not again:
+                yield name, Probed(linear.kept(rows[0]))
+            if weights is not None and not again:
                 yield name, probe_update(linear, rows, weights)
             kind = () if host is None else tuple(sorted(host.tensors))
             if kind not in kinds:
