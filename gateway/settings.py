@@ -96,7 +96,8 @@ class Settings(BaseSettings):
     secret_key: SecretStr | None = Field(
         None,
         min_length=32,
-        description="Key that webhook secrets are derived from, the same in every process; "
+        description="Key that webhook secrets, and new API keys that are shown again, are "
+        "derived from, the same in every process; "
         "default: made in the data directory",
     )
     webhook_allow_private: bool = Field(

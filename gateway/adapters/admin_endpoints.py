@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 
 from gateway.adapters import grants, lifecycle
+from gateway.adapters.creation import Creation
 from gateway.adapters.endpoints import FORM
 from gateway.adapters.repository import AdapterRepository, GrantRepository
 from gateway.adapters.schemas import (
@@ -22,33 +24,24 @@ from gateway.adapters.schemas import (
     show_grant,
     show_revision,
 )
-from gateway.adapters.upload import discard, receive_adapter
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.auth.idempotency import OperatorIdempotency, OperatorOnce
 from gateway.auth.scope import SHARED
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
-from gateway.kit.task_names import INGEST, WITHDRAW
+from gateway.kit.task_names import WITHDRAW
 
 router = APIRouter(prefix="/v1/admin/adapters", tags=["admin"])
 Paging = Annotated[PageRequest, Depends(paging(100, 1000))]
 
 
-@router.post("", status_code=201, openapi_extra=FORM)
+@router.post("", status_code=201, response_model=UploadedAdapter, openapi_extra=FORM)
 async def upload_shared_adapter(
-    request: Request, context: AppContext, tasks: AppTasks, operator: AdminPrincipal
-) -> UploadedAdapter:
+    request: Request, context: AppContext, tasks: AppTasks, idempotency: OperatorIdempotency
+) -> JSONResponse:
     """As `POST /v1/adapters`; no tenant sees it until it is granted."""
-    upload = await receive_adapter(context, request)
-    try:
-        async with context.database.write() as session:
-            adapter, revision = await lifecycle.add_revision(session, SHARED, upload)
-            shown = show_adapter(adapter).model_dump()
-            answer = UploadedAdapter(**shown, revision=show_revision(revision))
-    except BaseException:
-        await discard(context, upload)
-        raise
-    await tasks.send(INGEST, upload.revision_id)
-    return answer
+    return await Creation(context, tasks, SHARED, idempotency).create(request)
 
 
 @router.get("")
@@ -78,13 +71,14 @@ async def list_grants(
         return list_object(await GrantRepository(session).page(row.id, page), show_grant)
 
 
-@router.post("/{adapter:path}/grants", status_code=201)
-async def grant_adapter(
-    adapter: str, wanted: Grant, context: AppContext, operator: AdminPrincipal
-) -> GrantObject:
+@router.post("/{adapter:path}/grants", status_code=201, response_model=GrantObject)
+async def grant_adapter(adapter: str, wanted: Grant, once: OperatorOnce) -> JSONResponse:
     """The tenant may use it from now on, by its name. Its own adapters keep their names."""
-    async with context.database.write() as session:
-        return show_grant(await grants.grant(session, adapter, wanted.tenant))
+
+    async def create(session: WriteSession) -> dict[str, Any]:
+        return show_grant(await grants.grant(session, adapter, wanted.tenant)).model_dump()
+
+    return await once.answer(create, 201)
 
 
 @router.delete("/{adapter:path}/grants/{tenant}")
@@ -98,22 +92,21 @@ async def revoke_grant(
     return GrantRevoked(id=revoked.id)
 
 
-@router.post("/{adapter:path}/promote")
-async def promote_shared(
-    adapter: str, wanted: Promote, context: AppContext, operator: AdminPrincipal
-) -> AdapterObject:
-    async with context.database.write() as session:
+@router.post("/{adapter:path}/promote", response_model=AdapterObject)
+async def promote_shared(adapter: str, wanted: Promote, once: OperatorOnce) -> JSONResponse:
+    async def change(session: WriteSession) -> dict[str, Any]:
         row = await lifecycle.promote(session, SHARED, adapter, str(wanted.revision))
-    return show_adapter(row)
+        return show_adapter(row).model_dump()
+
+    return await once.answer(change)
 
 
-@router.post("/{adapter:path}/rollback")
-async def roll_back_shared(
-    adapter: str, context: AppContext, operator: AdminPrincipal
-) -> AdapterObject:
-    async with context.database.write() as session:
-        row = await lifecycle.roll_back(session, SHARED, adapter)
-    return show_adapter(row)
+@router.post("/{adapter:path}/rollback", response_model=AdapterObject)
+async def roll_back_shared(adapter: str, once: OperatorOnce) -> JSONResponse:
+    async def change(session: WriteSession) -> dict[str, Any]:
+        return show_adapter(await lifecycle.roll_back(session, SHARED, adapter)).model_dump()
+
+    return await once.answer(change)
 
 
 @router.get("/{adapter:path}")

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
 from gateway.adapters import lifecycle
+from gateway.adapters.creation import Creation
 from gateway.adapters.quota import check_quota
 from gateway.adapters.repository import AdapterRepository
 from gateway.adapters.schemas import (
@@ -17,12 +18,12 @@ from gateway.adapters.schemas import (
     show_adapter,
     show_revision,
 )
-from gateway.adapters.upload import discard, receive_adapter
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import CurrentIdempotency
+from gateway.auth.idempotency import CurrentIdempotency, CurrentOnce
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
-from gateway.kit.task_names import INGEST, WITHDRAW
+from gateway.kit.task_names import WITHDRAW
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 Paging = Annotated[PageRequest, Depends(paging(20, 100))]
@@ -62,26 +63,12 @@ async def upload_adapter(
 ) -> JSONResponse:
     """A new adapter, or a new revision of one. It is checked in the background: `ready`, or
     `rejected` with every reason. The first ready revision is promoted."""
-    upload = await receive_adapter(context, request)
-    kept = False
-    try:
-        async with context.database.write() as session:
 
-            async def create() -> dict[str, Any]:
-                nonlocal kept
-                adapter, revision = await lifecycle.add_revision(session, principal.scope, upload)
-                await check_quota(session, principal, context.settings)
-                kept = True
-                shown = show_adapter(adapter).model_dump()
-                return {**shown, "revision": show_revision(revision).model_dump()}
+    async def within_quota(session: WriteSession) -> None:
+        await check_quota(session, principal, context.settings)
 
-            response = await idempotency.once(session, upload.fingerprint, create, 201)
-    finally:
-        if not kept:
-            await discard(context, upload)
-    if kept:
-        await tasks.send(INGEST, upload.revision_id)
-    return response
+    creation = Creation(context, tasks, principal.scope, idempotency, within_quota)
+    return await creation.create(request)
 
 
 @router.get("")
@@ -122,21 +109,27 @@ async def get_adapter(
         return show_adapter(await lifecycle.get_adapter(session, principal.scope, adapter))
 
 
-@router.post("/{adapter:path}/promote")
+@router.post("/{adapter:path}/promote", response_model=AdapterObject)
 async def promote(
-    adapter: str, wanted: Promote, context: AppContext, principal: CurrentPrincipal
-) -> AdapterObject:
-    async with context.database.write() as session:
-        row = await lifecycle.promote(session, principal.scope, adapter, str(wanted.revision))
-    return show_adapter(row)
+    adapter: str, wanted: Promote, principal: CurrentPrincipal, once: CurrentOnce
+) -> JSONResponse:
+    async def change(session: WriteSession) -> dict[str, Any]:
+        revision = str(wanted.revision)
+        row = await lifecycle.promote(session, principal.scope, adapter, revision)
+        return show_adapter(row).model_dump()
+
+    return await once.answer(change)
 
 
-@router.post("/{adapter:path}/rollback")
-async def rollback(adapter: str, context: AppContext, principal: CurrentPrincipal) -> AdapterObject:
+@router.post("/{adapter:path}/rollback", response_model=AdapterObject)
+async def rollback(adapter: str, principal: CurrentPrincipal, once: CurrentOnce) -> JSONResponse:
     """Back to the newest ready revision before the promoted one."""
-    async with context.database.write() as session:
+
+    async def change(session: WriteSession) -> dict[str, Any]:
         row = await lifecycle.roll_back(session, principal.scope, adapter)
-    return show_adapter(row)
+        return show_adapter(row).model_dump()
+
+    return await once.answer(change)
 
 
 @router.delete("/{adapter:path}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.adapters.repository import AdapterRepository, BaseModelRepository
 from gateway.auth.scope import SHARED, TenantScope
-from gateway.errors import NotFound
+from gateway.errors import NotFound, Unavailable
+from gateway.kit.context import Context
 from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.prompts import Prompts, PromptsUnavailable
 from gateway.models import Adapter, AdapterRevision, BaseModel
 
 
@@ -58,6 +62,18 @@ async def resolve_model(
     base = await models.get(adapter.base_model)
     assert base is not None  # a foreign key
     return ResolvedModel(adapter.name, base, revision, adapter)
+
+
+async def prompts_of(
+    context: Context, base: BaseModel, format: Mapping[str, Any] | None
+) -> Prompts:
+    """How prompts are made for a base model, or for an adapter with a `prompt_format` of its own.
+    Raises Unavailable."""
+    try:
+        prompts = await context.prompts.of(base.source)
+    except PromptsUnavailable as error:
+        raise Unavailable(f"The model's tokenizer cannot be read: {error}") from error
+    return prompts if format is None else prompts.of_adapter(format, context.templates)
 
 
 def model_not_found(name: str, why: str = "") -> NotFound:

@@ -3,13 +3,16 @@
 The key's row is inserted in the transaction that does the work, so there is no state "in
 progress": a second call waits for the first one's commit (Postgres: the unique index, SQLite:
 the write lock), and a failed call leaves the key free.
+
+A tenant's keys are its own; operators share theirs. What is stored of an answer never holds a
+secret: `Reveal` makes it again from a reference.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -17,11 +20,11 @@ from fastapi import Depends, Header, Request
 from fastapi.responses import JSONResponse
 from sqlalchemy import ColumnElement, delete, select
 
-from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.scope import TenantScope
-from gateway.errors import Conflict
+from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
+from gateway.errors import Conflict, UnsupportedMedia
 from gateway.kit.clock import now_ms
-from gateway.kit.database import ReadSession, WriteSession
+from gateway.kit.database import Database, ReadSession, WriteSession
+from gateway.kit.dependencies import AppContext
 from gateway.kit.sql import insert_ignoring
 from gateway.models import IdempotencyKey
 
@@ -29,6 +32,14 @@ IdempotencyHeader = Annotated[
     str | None, Header(alias="idempotency-key", min_length=1, max_length=255)
 ]
 KEPT_MS = 24 * 3600 * 1000
+OPERATORS = "operators"
+"""The owner of operators' keys, in place of a tenant's id."""
+
+Body = dict[str, Any]
+Create = Callable[[WriteSession], Awaitable[Body]]
+Reveal = Callable[[WriteSession, Body], Awaitable[Body]]
+"""From what is stored to what is answered."""
+
 REPLAYED = {"Idempotent-Replayed": "true"}
 
 
@@ -37,15 +48,19 @@ class Recalled:
     """An answer; `replayed`: an earlier call's."""
 
     status: int
-    body: dict[str, Any]
+    body: Body
     replayed: bool = False
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, REPLAYED if self.replayed else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
     """One call, and the key it came with, if any."""
 
-    scope: TenantScope
+    owner: str
     path: str
     key: str | None
 
@@ -53,26 +68,26 @@ class Idempotency:
         self,
         session: WriteSession,
         fingerprint: str,
-        create: Callable[[], Awaitable[dict[str, Any]]],
+        create: Callable[[], Awaitable[Body]],
         status: int = 200,
     ) -> JSONResponse:
         """`create` runs within `session` and returns the body. Send the response after the
         session's block. Raises Conflict (`idempotency_conflict`), and what `create` raises."""
-        return _response(await self.recall(session, fingerprint, create, status))
+        return (await self.recall(session, fingerprint, create, status)).response
 
-    async def earlier(self, session: ReadSession, fingerprint: str) -> JSONResponse | None:
+    async def earlier(self, session: ReadSession, fingerprint: str) -> Recalled | None:
         """The answer of an earlier call with the key, if there is one. It is given whatever has
         become of what that call named: ask before looking anything up. Raises Conflict."""
         if self.key is None:
             return None
         row = await session.scalar(select(IdempotencyKey).where(*self._is_ours()))
-        return None if row is None else _response(self._replay(row, fingerprint))
+        return None if row is None else self._replay(row, fingerprint)
 
     async def recall(
         self,
         session: WriteSession,
         fingerprint: str,
-        create: Callable[[], Awaitable[dict[str, Any]]],
+        create: Callable[[], Awaitable[Body]],
         status: int = 200,
     ) -> Recalled:
         """As `once`, for who makes a response of the body itself."""
@@ -85,12 +100,6 @@ class Idempotency:
         row.status, row.response = status, body
         return Recalled(status, body)
 
-    async def is_used(self, session: ReadSession) -> bool:
-        """Whether an earlier call came with the key."""
-        if self.key is None:
-            return False
-        return await session.scalar(select(IdempotencyKey.key).where(*self._is_ours())) is not None
-
     async def release(self, session: WriteSession) -> None:
         """What the key stands for came to nothing: the same call may be made again."""
         if self.key is not None:
@@ -100,7 +109,7 @@ class Idempotency:
         statement = (
             insert_ignoring(session, IdempotencyKey)
             .values(
-                tenant_id=self.scope.tenant_id,
+                owner=self.owner,
                 path=self.path,
                 key=self.key,
                 fingerprint=fingerprint,
@@ -115,7 +124,7 @@ class Idempotency:
 
     def _is_ours(self) -> tuple[ColumnElement[bool], ...]:
         return (
-            IdempotencyKey.tenant_id == self.scope.tenant_id,
+            IdempotencyKey.owner == self.owner,
             IdempotencyKey.path == self.path,
             IdempotencyKey.key == self.key,
         )
@@ -129,26 +138,81 @@ class Idempotency:
         return Recalled(row.status, row.response or {}, replayed=True)
 
 
-def _response(recalled: Recalled) -> JSONResponse:
-    headers = REPLAYED if recalled.replayed else None
-    return JSONResponse(recalled.body, recalled.status, headers)
-
-
 async def current_idempotency(
     request: Request,
     principal: CurrentPrincipal,
     idempotency_key: IdempotencyHeader = None,
 ) -> Idempotency:
-    return Idempotency(principal.scope, request.url.path, idempotency_key)
+    return Idempotency(principal.tenant_id, request.url.path, idempotency_key)
+
+
+async def operator_idempotency(
+    request: Request,
+    operator: AdminPrincipal,
+    idempotency_key: IdempotencyHeader = None,
+) -> Idempotency:
+    return Idempotency(OPERATORS, request.url.path, idempotency_key)
 
 
 CurrentIdempotency = Annotated[Idempotency, Depends(current_idempotency)]
+OperatorIdempotency = Annotated[Idempotency, Depends(operator_idempotency)]
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A call with a JSON body whose work is one transaction."""
+
+    database: Database
+    idempotency: Idempotency
+    fingerprint: str
+
+    async def earlier(self) -> JSONResponse | None:
+        """As `Idempotency.earlier`: for who must look something up before the transaction."""
+        async with self.database.read() as session:
+            recalled = await self.idempotency.earlier(session, self.fingerprint)
+        return None if recalled is None else recalled.response
+
+    async def answer(
+        self, create: Create, status: int = 200, reveal: Reveal | None = None
+    ) -> JSONResponse:
+        """`create` does the work and returns the body, to be stored; `reveal` puts a secret into
+        it. Raises Conflict (`idempotency_conflict`), and what the two raise."""
+        async with self.database.write() as session:
+            recalled = await self.idempotency.recall(
+                session, self.fingerprint, lambda: create(session), status
+            )
+            if reveal is not None:
+                recalled = replace(recalled, body=await reveal(session, dict(recalled.body)))
+        return recalled.response
 
 
 async def body_fingerprint(request: Request) -> str:
-    """Of a JSON body, whatever the order of its keys."""
+    """Of a JSON body, whatever the order of its keys. Raises UnsupportedMedia for a form."""
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMedia(
+            "Send application/json here, not a form.", code="unsupported_content_type"
+        )
     body = await request.body()
     return fingerprint(msgspec.json.encode(msgspec.json.decode(body or b"null"), order="sorted"))
+
+
+Fingerprint = Annotated[str, Depends(body_fingerprint)]
+
+
+async def current_once(
+    context: AppContext, idempotency: CurrentIdempotency, fingerprint: Fingerprint
+) -> Once:
+    return Once(context.database, idempotency, fingerprint)
+
+
+async def operator_once(
+    context: AppContext, idempotency: OperatorIdempotency, fingerprint: Fingerprint
+) -> Once:
+    return Once(context.database, idempotency, fingerprint)
+
+
+CurrentOnce = Annotated[Once, Depends(current_once)]
+OperatorOnce = Annotated[Once, Depends(operator_once)]
 
 
 def fingerprint(*parts: str | bytes | None) -> str:

@@ -18,7 +18,7 @@ from gateway.batches.lines import (
     refused_body,
 )
 from gateway.errors import ApiError, NotFound
-from gateway.jobs.submission import Plan, Target, plan_with, prompts_for, resolve_target
+from gateway.jobs.submission import Plan, Target, plan_with, resolve_target
 from gateway.kit.context import Context
 from gateway.kit.prompts import Prompts
 from gateway.models import Batch
@@ -74,7 +74,7 @@ class Checker:
             try:
                 async with self.context.database.read() as session:
                     target = await resolve_target(session, self.scope, model)
-                self.targets[model] = (target, await prompts_for(self.context, target))
+                self.targets[model] = (target, await target.prompts(self.context))
             except ApiError as error:
                 if error.status >= 500:
                     raise

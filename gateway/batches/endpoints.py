@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
+from gateway.auth.idempotency import CurrentOnce
 from gateway.batches import service
 from gateway.batches.creation import Creation
 from gateway.batches.estimate import estimate
@@ -35,19 +35,17 @@ async def create_batch(
     context: AppContext,
     tasks: AppTasks,
     principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
+    once: CurrentOnce,
     admission: CurrentAdmission,
-    fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> JSONResponse:
     """Create a batch from an uploaded file, or from `requests` in the body."""
     service.check_create(wanted)
-    async with context.database.read() as session:
-        if (earlier := await idempotency.earlier(session, fingerprint)) is not None:
-            return earlier
+    if (earlier := await once.earlier()) is not None:
+        return earlier
     inline = None
     if wanted.requests is not None:
         inline = await service.inline_file(context, principal.scope, wanted)
-    work = Creation(context, tasks, principal, idempotency, admission, fingerprint)
+    work = Creation(context, tasks, principal, once, admission)
     return await work.create(wanted, inline)
 
 
@@ -66,20 +64,18 @@ async def retry_batch(
     context: AppContext,
     tasks: AppTasks,
     principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
+    once: CurrentOnce,
     admission: CurrentAdmission,
-    fingerprint: Annotated[str, Depends(body_fingerprint)],
     wanted: RetryBatch | None = None,
 ) -> JSONResponse:
     """A new batch of the lines that failed, expired or were cancelled."""
     options = wanted or RetryBatch()
     if options.completion_window is not None:
         service.window_ms(options.completion_window)
-    async with context.database.read() as session:
-        if (earlier := await idempotency.earlier(session, fingerprint)) is not None:
-            return earlier
+    if (earlier := await once.earlier()) is not None:
+        return earlier
     again, file = await retried(context, principal.scope, batch_id, options)
-    work = Creation(context, tasks, principal, idempotency, admission, fingerprint)
+    work = Creation(context, tasks, principal, once, admission)
     return await work.create(again, file)
 
 

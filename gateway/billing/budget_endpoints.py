@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
+from gateway.auth.idempotency import OperatorOnce
 from gateway.billing import budgets
 from gateway.billing.accounts import EVERY_MONTH
 from gateway.billing.schemas import (
@@ -13,6 +17,7 @@ from gateway.billing.schemas import (
     show_budget,
     show_standing,
 )
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.tenants.service import find_tenant
 
@@ -35,14 +40,15 @@ async def list_budgets(
         return BudgetList(data=[show_budget(row) for row in await budgets.budgets(session, owner)])
 
 
-@router.post("/v1/admin/budgets", tags=["admin"])
-async def set_budget(
-    wanted: SetBudget, context: AppContext, operator: AdminPrincipal
-) -> BudgetObject:
+@router.post("/v1/admin/budgets", tags=["admin"], response_model=BudgetObject)
+async def set_budget(wanted: SetBudget, once: OperatorOnce) -> JSONResponse:
     """In force at once. What is accepted already goes on, even over a new hard budget."""
     month = wanted.month or EVERY_MONTH
-    async with context.database.write() as session:
+
+    async def change(session: WriteSession) -> dict[str, Any]:
         owner = await find_tenant(session, wanted.tenant)
-        return show_budget(
-            await budgets.set_budget(session, owner.id, month, wanted.soft_nano, wanted.hard_nano)
-        )
+        soft, hard = wanted.soft_nano, wanted.hard_nano
+        budget = await budgets.set_budget(session, owner.id, month, soft, hard)
+        return show_budget(budget).model_dump()
+
+    return await once.answer(change)

@@ -14,15 +14,6 @@ from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.models import UsageRecord
 
 
-async def billed_tenant(session: ReadSession | WriteSession, request_id: str) -> str:
-    """Its id. Raises NotFound."""
-    rows = select(UsageRecord.tenant_id).where(UsageRecord.request_id == request_id)
-    tenant_id = await session.scalar(rows)
-    if tenant_id is None:
-        raise _not_billed(request_id)
-    return tenant_id
-
-
 async def correct(
     session: WriteSession, request_id: str, amount_nano: int, reason: str
 ) -> UsageRecord:
@@ -31,7 +22,7 @@ async def correct(
     rows = select(UsageRecord).where(UsageRecord.request_id == request_id)
     usage = await session.scalar(rows.with_for_update())
     if usage is None:
-        raise _not_billed(request_id)
+        raise NotFound(f"Nothing was billed for a request '{request_id}'.", param="request_id")
     corrected = await session.scalar(
         select(func.sum(UsageRecord.amount_nano)).where(UsageRecord.corrects_id == usage.id)
     )
@@ -70,7 +61,3 @@ async def corrections(
     if tenant_id is not None:
         rows = rows.where(UsageRecord.tenant_id == tenant_id)
     return await fetch_page(session, UsageRecord, rows, page)
-
-
-def _not_billed(request_id: str) -> NotFound:
-    return NotFound(f"Nothing was billed for a request '{request_id}'.", param="request_id")

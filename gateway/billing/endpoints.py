@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.auth.idempotency import OperatorOnce
 from gateway.billing import service
 from gateway.billing.repository import PriceRepository
 from gateway.billing.schemas import PriceObject, SetPrice, show_price
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 
@@ -26,9 +29,12 @@ async def list_prices(
         return list_object(await PriceRepository(session).page(model, page), show_price)
 
 
-@router.post("", status_code=201)
-async def set_price(wanted: SetPrice, context: AppContext, operator: AdminPrincipal) -> PriceObject:
+@router.post("", status_code=201, response_model=PriceObject)
+async def set_price(wanted: SetPrice, once: OperatorOnce) -> JSONResponse:
     """A new version, for what is submitted from now on."""
-    async with context.database.write() as session:
+
+    async def create(session: WriteSession) -> dict[str, Any]:
         price = await service.set_price(session, **wanted.model_dump())
-    return show_price(price)
+        return show_price(price).model_dump()
+
+    return await once.answer(create, 201)

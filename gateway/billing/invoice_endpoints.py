@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 
 from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
-from gateway.auth.idempotency import Idempotency, IdempotencyHeader, body_fingerprint
-from gateway.auth.scope import scope_for_background
+from gateway.auth.idempotency import OperatorOnce
 from gateway.billing import corrections, invoices, storage
 from gateway.billing.invoice_repository import InvoiceRepository
 from gateway.billing.invoice_schemas import (
@@ -25,6 +24,7 @@ from gateway.billing.invoice_schemas import (
 )
 from gateway.billing.storage_repository import StorageRepository
 from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.tenants.service import find_tenant
@@ -76,26 +76,14 @@ async def get_invoice(
 @router.post(
     "/v1/admin/corrections", status_code=201, response_model=CorrectionObject, tags=["admin"]
 )
-async def correct(
-    request: Request,
-    wanted: Correct,
-    context: AppContext,
-    operator: AdminPrincipal,
-    fingerprint: Annotated[str, Depends(body_fingerprint)],
-    idempotency_key: IdempotencyHeader = None,
-) -> JSONResponse:
-    """Bill more or less for a request, on the running month's invoice. With an
-    `Idempotency-Key`, once."""
-    async with context.database.write() as session:
-        owner = await corrections.billed_tenant(session, wanted.request_id)
-        scope = scope_for_background(owner)
-        idempotency = Idempotency(scope, request.url.path, idempotency_key)
+async def correct(wanted: Correct, once: OperatorOnce) -> JSONResponse:
+    """Bill more or less for a request, on the running month's invoice."""
 
-        async def create() -> dict[str, Any]:
-            row = await corrections.correct(session, **wanted.model_dump())
-            return show_correction(row).model_dump()
+    async def create(session: WriteSession) -> dict[str, Any]:
+        row = await corrections.correct(session, **wanted.model_dump())
+        return show_correction(row).model_dump()
 
-        return await idempotency.once(session, fingerprint, create, 201)
+    return await once.answer(create, 201)
 
 
 @router.get("/v1/admin/corrections", tags=["admin"])
@@ -117,13 +105,17 @@ async def list_storage_prices(
         return list_object(await StorageRepository(session).page(page), show_storage_price)
 
 
-@router.post("/v1/admin/storage_prices", status_code=201, tags=["admin"])
-async def set_storage_price(
-    wanted: SetStoragePrice, context: AppContext, operator: AdminPrincipal
-) -> StoragePriceObject:
+@router.post(
+    "/v1/admin/storage_prices", status_code=201, response_model=StoragePriceObject, tags=["admin"]
+)
+async def set_storage_price(wanted: SetStoragePrice, once: OperatorOnce) -> JSONResponse:
     """A new version, for the hours that begin from now on."""
-    async with context.database.write() as session:
-        return show_storage_price(await storage.set_storage_price(session, wanted.gib_hour_nano))
+
+    async def create(session: WriteSession) -> dict[str, Any]:
+        price = await storage.set_storage_price(session, wanted.gib_hour_nano)
+        return show_storage_price(price).model_dump()
+
+    return await once.answer(create, 201)
 
 
 async def _invoice(context: Context, principal: CurrentPrincipal, invoice_id: str) -> InvoiceObject:

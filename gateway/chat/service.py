@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.auth.idempotency import Idempotency
+from gateway.adapters.repository import BaseModelRepository, prompt_formats
+from gateway.adapters.service import prompts_of
+from gateway.auth.idempotency import Idempotency, Recalled
 from gateway.auth.principal import Principal
 from gateway.billing.accounts import reserve
 from gateway.errors import Unavailable
@@ -20,12 +22,12 @@ from gateway.jobs.submission import (
     model_name,
     new_request,
     plan,
-    prompts_for,
     resolve_target,
 )
 from gateway.jobs.waiting import wait_for_end
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
+from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.prompts import Prompts
 from gateway.models import Request, Result
 from gateway.tenants.admission import Admission
@@ -60,20 +62,20 @@ async def begin(context: Context, caller: Caller, endpoint: Endpoint, body: dict
     (`idempotency_conflict`), TooManyRequests, BudgetExceeded, QueueUnavailable."""
     refuse_nul(body, "body")
     principal = caller.principal
+    if (earlier := await _earlier(context, caller)) is not None:
+        return earlier
     async with context.database.read() as session:
         target = await resolve_target(session, principal.scope, model_name(body))
-        used = await caller.idempotency.is_used(session)
     planned = await plan(context, target, endpoint, body)
-    if not used:
-        await _require_worker(context, target)
-        await caller.admission.admit(planned.most_tokens)
+    await _require_worker(context, target)
+    await caller.admission.admit(planned.most_tokens)
     deadline_at = now_ms() + int(context.settings.sync_seconds * 1000)
     by = Submitter(principal.tenant_id, principal.key_id)
     row = new_request(by, planned, "call", "interactive", deadline_at, body)
     row, replayed = await _store(context, caller, row)
     if not replayed:
         await dispatch_now(context, row, planned)
-    return Call(caller, row, await prompts_for(context, target), replayed)
+    return Call(caller, row, await target.prompts(context), replayed)
 
 
 async def finish(context: Context, call: Call) -> Result:
@@ -101,13 +103,33 @@ async def abandon(context: Context, call: Call) -> None:
         await _release_key(context, call)
 
 
+async def _earlier(context: Context, caller: Caller) -> Call | None:
+    """What the same call has submitted before, whatever has become of its adapter since."""
+    async with context.database.read() as session:
+        recalled = await caller.idempotency.earlier(session, caller.fingerprint)
+        if recalled is None:
+            return None
+        row = await _submitted(session, caller, recalled)
+        base = await BaseModelRepository(session).get(row.base_model)
+        assert base is not None  # a foreign key
+        formats = await prompt_formats(session, [row.adapter_revision_id])
+    prompts = await prompts_of(context, base, formats.get(row.adapter_revision_id))
+    return Call(caller, row, prompts, replayed=True)
+
+
+async def _submitted(
+    session: ReadSession | WriteSession, caller: Caller, recalled: Recalled
+) -> Request:
+    repository = JobRepository(session, caller.principal.scope)
+    return await repository.call(recalled.body["request_id"])
+
+
 async def _store(context: Context, caller: Caller, row: Request) -> tuple[Request, bool]:
     """The row, or that of the earlier call with the same key."""
     async with context.database.write() as session:
-        repository = JobRepository(session, caller.principal.scope)
 
         async def create() -> dict[str, Any]:
-            repository.add(row)
+            JobRepository(session, caller.principal.scope).add(row)
             await session.flush()
             await reserve(session, row.tenant_id, row.reserved_nano)
             return {"request_id": row.id}
@@ -115,7 +137,7 @@ async def _store(context: Context, caller: Caller, row: Request) -> tuple[Reques
         recalled = await caller.idempotency.recall(session, caller.fingerprint, create)
         if not recalled.replayed:
             return row, False
-        return await repository.call(recalled.body["request_id"]), True
+        return await _submitted(session, caller, recalled), True
 
 
 async def _release_key(context: Context, call: Call) -> None:

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
+from gateway.auth.idempotency import CurrentOnce
 from gateway.jobs import service
 from gateway.jobs.repository import JobRepository
 from gateway.jobs.schemas import CreateJob, JobObject, JobStatus, job_object
 from gateway.jobs.states import TERMINAL
 from gateway.jobs.waiting import wait_for_end
 from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.models import Request
@@ -36,25 +37,22 @@ async def create_job(
     wanted: CreateJob,
     context: AppContext,
     principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
+    once: CurrentOnce,
     admission: CurrentAdmission,
-    fingerprint: Annotated[str, Depends(body_fingerprint)],
 ) -> JSONResponse:
-    async with context.database.read() as reading:
-        if (earlier := await idempotency.earlier(reading, fingerprint)) is not None:
-            return earlier
+    if (earlier := await once.earlier()) is not None:
+        return earlier
     row, plan = await service.prepare_job(context, principal, wanted)
     await admission.admit(plan.most_tokens)
     created = False
-    async with context.database.write() as session:
 
-        async def create() -> dict[str, Any]:
-            nonlocal created
-            created = True
-            await service.add_job(session, context, principal, row)
-            return job_object(row, None).model_dump()
+    async def create(session: WriteSession) -> dict[str, Any]:
+        nonlocal created
+        created = True
+        await service.add_job(session, context, principal, row)
+        return job_object(row, None).model_dump()
 
-        response = await idempotency.once(session, fingerprint, create, 202)
+    response = await once.answer(create, 202)
     if created:
         await service.dispatch_now(context, row, plan)
     return response

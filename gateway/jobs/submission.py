@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.adapters.service import ResolvedModel, resolve_model
+from gateway.adapters.service import ResolvedModel, prompts_of, resolve_model
 from gateway.auth.scope import TenantScope
 from gateway.billing.service import most_nano, price_for
-from gateway.errors import BadRequest, Unavailable
+from gateway.errors import BadRequest
 from gateway.jobs.dispatch import Prepared
 from gateway.jobs.generation import Generation, fit, parse_generation, text_length
 from gateway.jobs.ordering import sort_key
@@ -21,7 +21,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
-from gateway.kit.prompts import Prompts, PromptsUnavailable, is_small
+from gateway.kit.prompts import Prompts, is_small
 from gateway.models import Price, Request
 from gateway.settings import Settings
 from worker.protocol.types import RequestClass, WorkerLimits
@@ -43,6 +43,12 @@ class Target:
     def limits(self) -> WorkerLimits | None:
         announced = self.resolved.base.limits
         return None if announced is None else msgspec.convert(announced, WorkerLimits)
+
+    async def prompts(self, context: Context) -> Prompts:
+        """Raises Unavailable."""
+        revision = self.resolved.revision
+        own = revision.prompt_format if revision else None
+        return await prompts_of(context, self.resolved.base, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +107,9 @@ async def resolve_target(
     return target
 
 
-async def prompts_for(context: Context, target: Target) -> Prompts:
-    """Raises Unavailable."""
-    try:
-        prompts = await context.prompts.of(target.resolved.base.source)
-    except PromptsUnavailable as error:
-        raise Unavailable(f"The model's tokenizer cannot be read: {error}") from error
-    revision = target.resolved.revision
-    if revision is None or revision.prompt_format is None:
-        return prompts
-    return prompts.of_adapter(revision.prompt_format, context.templates)
-
-
 async def plan(context: Context, target: Target, endpoint: str, body: Mapping[str, Any]) -> Plan:
     """Long texts are tokenised in a thread. Raises BadRequest, Unavailable."""
-    prompts = await prompts_for(context, target)
+    prompts = await target.prompts(context)
     if is_small(text_length(body)) and not prompts.is_isolated:
         return plan_with(prompts, context.settings, target, endpoint, body)
     return await asyncio.to_thread(plan_with, prompts, context.settings, target, endpoint, body)

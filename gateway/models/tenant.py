@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.models.base import Base, Id, JsonObject, Ms
@@ -36,11 +36,12 @@ class ApiKey(Base):
 
 
 class IdempotencyKey(Base):
-    """The first answer to a POST, given again to the same key and body."""
+    """The first answer to a POST, given again to the same key and body. `owner` is a tenant's id,
+    or stands for the operators. `response` holds no secret."""
 
     __tablename__ = "idempotency_keys"
 
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
     path: Mapped[str] = mapped_column(primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]

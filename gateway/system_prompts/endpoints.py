@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.auth.idempotency import OperatorOnce
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.system_prompts import service
@@ -19,12 +22,20 @@ from gateway.system_prompts.schemas import (
 router = APIRouter(prefix="/v1/admin/system_prompts", tags=["admin"])
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=SystemPromptObject)
 async def create_system_prompt(
-    wanted: CreateSystemPrompt, context: AppContext, operator: AdminPrincipal
-) -> SystemPromptObject:
+    wanted: CreateSystemPrompt, context: AppContext, once: OperatorOnce
+) -> JSONResponse:
     """Share the KV of prompts that begin so among all tenants."""
-    return show_system_prompt(await service.register(context, wanted))
+    if (earlier := await once.earlier()) is not None:
+        return earlier
+    prompt = await service.prepare(context, wanted)
+
+    async def create(session: WriteSession) -> dict[str, Any]:
+        SystemPromptRepository(session).add(prompt)
+        return show_system_prompt(prompt).model_dump()
+
+    return await once.answer(create, 201)
 
 
 @router.get("")

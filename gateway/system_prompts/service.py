@@ -1,6 +1,6 @@
 """System prompts: beginnings of prompts that the operator lets tenants share.
 
-register → its token ids in SQL → every gateway process counts what of a prompt they cover
+prepare → its token ids in SQL → every gateway process counts what of a prompt they cover
                                 └→ the collector tells the workers, which keep their KV
 """
 
@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 
 from gateway.adapters.repository import BaseModelRepository
-from gateway.errors import BadRequest, NotFound, Unavailable
+from gateway.adapters.service import prompts_of
+from gateway.errors import BadRequest, NotFound
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
-from gateway.kit.prompts import NoChatTemplate, Prompts, PromptsUnavailable
+from gateway.kit.prompts import NoChatTemplate, Prompts
 from gateway.kit.shared_prefixes import SharedPrefixTable, by_model, common
 from gateway.kit.templates import TemplateRefused
 from gateway.models import AdapterRevision, BaseModel, SystemPrompt
@@ -27,10 +28,10 @@ REFRESH_SECONDS = 2.0
 """How long a process may go on with what it read last."""
 
 
-async def register(context: Context, wanted: CreateSystemPrompt) -> SystemPrompt:
-    """Raises BadRequest, NotFound (base model, adapter), Unavailable."""
+async def prepare(context: Context, wanted: CreateSystemPrompt) -> SystemPrompt:
+    """A row to add. Raises BadRequest, NotFound (base model, adapter), Unavailable."""
     base, adapter = await _served(context, wanted)
-    prompts = await _prompts(context, base, adapter)
+    prompts = await prompts_of(context, base, adapter.prompt_format if adapter else None)
     ids = await asyncio.to_thread(_token_ids, prompts, wanted)
     if not 0 < len(ids) < base.context_tokens:
         raise BadRequest(
@@ -39,7 +40,7 @@ async def register(context: Context, wanted: CreateSystemPrompt) -> SystemPrompt
             code="invalid_value",
             param="text" if wanted.text is not None else "messages",
         )
-    prompt = SystemPrompt(
+    return SystemPrompt(
         id=new_id("sysprompt"),
         base_model=base.name,
         adapter_digest=wanted.adapter_digest,
@@ -48,10 +49,6 @@ async def register(context: Context, wanted: CreateSystemPrompt) -> SystemPrompt
         token_ids=list(ids),
         created_at=now_ms(),
     )
-    async with context.database.write() as session:
-        SystemPromptRepository(session).add(prompt)
-        await session.flush()
-    return prompt
 
 
 async def delete(session: WriteSession, prompt_id: str) -> SystemPrompt:
@@ -100,16 +97,6 @@ async def _served(
     if adapter is None:
         raise NotFound("No ready adapter has that content.", param="adapter_digest")
     return base, adapter
-
-
-async def _prompts(context: Context, base: BaseModel, adapter: AdapterRevision | None) -> Prompts:
-    try:
-        prompts = await context.prompts.of(base.source)
-    except PromptsUnavailable as error:
-        raise Unavailable(f"The model's tokenizer cannot be read: {error}") from error
-    if adapter is None or adapter.prompt_format is None:
-        return prompts
-    return prompts.of_adapter(adapter.prompt_format, context.templates)
 
 
 def _token_ids(prompts: Prompts, wanted: CreateSystemPrompt) -> tuple[int, ...]:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import AdminPrincipal
+from gateway.auth.idempotency import Once, OperatorOnce
+from gateway.auth.keys import NewKey, derive_key, new_seed
 from gateway.auth.limits import Limits
 from gateway.errors import BadRequest
+from gateway.kit.context import Context
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.tenants import service
@@ -23,21 +29,24 @@ from gateway.tenants.schemas import (
     UpdateTenant,
     show_key,
     show_limits,
-    show_new_key,
     show_tenant,
 )
+from gateway.tenants.service import CreatedKey
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"])
 Paging = Annotated[PageRequest, Depends(paging(100, 1000))]
 
+_SEED = "seed"
+"""In what is stored for an Idempotency-Key, in place of the secret."""
 
-@router.post("/tenants", status_code=201)
-async def create_tenant(
-    wanted: CreateTenant, context: AppContext, operator: AdminPrincipal
-) -> TenantObject:
-    async with context.database.write() as session:
+
+@router.post("/tenants", status_code=201, response_model=TenantObject)
+async def create_tenant(wanted: CreateTenant, once: OperatorOnce) -> JSONResponse:
+    async def create(session: WriteSession) -> dict[str, Any]:
         tenant = await service.create_tenant(session, wanted.name, wanted.weight)
-    return show_tenant(tenant)
+        return show_tenant(tenant).model_dump()
+
+    return await once.answer(create, 201)
 
 
 @router.get("/tenants")
@@ -54,13 +63,13 @@ async def get_tenant(tenant: str, context: AppContext, operator: AdminPrincipal)
         return show_tenant(await service.find_tenant(session, tenant))
 
 
-@router.post("/tenants/{tenant}")
-async def update_tenant(
-    tenant: str, wanted: UpdateTenant, context: AppContext, operator: AdminPrincipal
-) -> TenantObject:
-    async with context.database.write() as session:
+@router.post("/tenants/{tenant}", response_model=TenantObject)
+async def update_tenant(tenant: str, wanted: UpdateTenant, once: OperatorOnce) -> JSONResponse:
+    async def update(session: WriteSession) -> dict[str, Any]:
         row = await service.update_tenant(session, tenant, wanted.weight, wanted.suspended)
-    return show_tenant(row)
+        return show_tenant(row).model_dump()
+
+    return await once.answer(update)
 
 
 @router.get("/limits")
@@ -77,27 +86,30 @@ async def get_limits(tenant: str, context: AppContext, operator: AdminPrincipal)
         return show_limits(await service.find_tenant(session, tenant))
 
 
-@router.post("/limits")
-async def set_limits(
-    wanted: SetLimits, context: AppContext, operator: AdminPrincipal
-) -> LimitsObject:
+@router.post("/limits", response_model=LimitsObject)
+async def set_limits(wanted: SetLimits, once: OperatorOnce) -> JSONResponse:
     """In force for the tenant's next request."""
     limits = Limits.model_validate(wanted.model_dump(exclude={"tenant"}))
-    async with context.database.write() as session:
-        return show_limits(await service.set_limits(session, wanted.tenant, limits))
+
+    async def change(session: WriteSession) -> dict[str, Any]:
+        return show_limits(await service.set_limits(session, wanted.tenant, limits)).model_dump()
+
+    return await once.answer(change)
 
 
-@router.post("/keys", status_code=201)
-async def create_key(
-    wanted: CreateKey, context: AppContext, operator: AdminPrincipal
-) -> NewKeyObject:
+@router.post("/keys", status_code=201, response_model=NewKeyObject)
+async def create_key(wanted: CreateKey, context: AppContext, once: OperatorOnce) -> JSONResponse:
+    """The answer shows the key, once; the same call with the same `Idempotency-Key` shows it
+    again."""
     if wanted.admin == (wanted.tenant is not None):
         raise BadRequest("Name a tenant, or ask for an admin key.", param="tenant")
     expires_at = wanted.expires_at and wanted.expires_at * 1000
-    async with context.database.write() as session:
+
+    async def create(session: WriteSession, new: NewKey) -> CreatedKey:
         owner = wanted.tenant and (await service.find_tenant(session, wanted.tenant)).id
-        created = await service.create_key(session, owner, wanted.name, wanted.scopes, expires_at)
-    return show_new_key(created)
+        return await service.create_key(session, owner, wanted.name, wanted.scopes, expires_at, new)
+
+    return await _answer_with_key(context, once, create)
 
 
 @router.get("/keys")
@@ -109,13 +121,16 @@ async def list_keys(
         return list_object(await TenantRepository(session).keys(owner, page), show_key)
 
 
-@router.post("/keys/{key_id}/rotate", status_code=201)
+@router.post("/keys/{key_id}/rotate", status_code=201, response_model=NewKeyObject)
 async def rotate_key(
-    key_id: str, wanted: RotateKey, context: AppContext, operator: AdminPrincipal
-) -> NewKeyObject:
-    async with context.database.write() as session:
-        created = await service.rotate_key(session, key_id, wanted.overlap_seconds)
-    return show_new_key(created)
+    key_id: str, wanted: RotateKey, context: AppContext, once: OperatorOnce
+) -> JSONResponse:
+    """A new key with the same rights, shown as by creating one."""
+
+    async def create(session: WriteSession, new: NewKey) -> CreatedKey:
+        return await service.rotate_key(session, key_id, wanted.overlap_seconds, new)
+
+    return await _answer_with_key(context, once, create)
 
 
 @router.delete("/keys/{key_id}")
@@ -124,3 +139,23 @@ async def revoke_key(key_id: str, context: AppContext, operator: AdminPrincipal)
     async with context.database.write() as session:
         key = await service.revoke_key(session, key_id)
     return show_key(key)
+
+
+async def _answer_with_key(
+    context: Context,
+    once: Once,
+    create: Callable[[WriteSession, NewKey], Awaitable[CreatedKey]],
+) -> JSONResponse:
+    """Of the secret the seed alone is stored, for as long as the Idempotency-Key."""
+
+    async def seeded(session: WriteSession) -> dict[str, Any]:
+        seed = new_seed()
+        created = await create(session, derive_key(context.secret_key, seed))
+        return {**show_key(created.key).model_dump(), _SEED: seed}
+
+    async def reveal(session: WriteSession, kept: dict[str, Any]) -> dict[str, Any]:
+        seed = kept.pop(_SEED)
+        secret = await service.secret_of(session, context.secret_key, kept["id"], seed)
+        return {**kept, "secret": secret}
+
+    return await once.answer(seeded, 201, reveal)

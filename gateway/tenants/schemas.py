@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.auth.limits import Limits
 from gateway.kit.clock import seconds
 from gateway.models import ApiKey, Tenant
-from gateway.tenants.service import CreatedKey
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 
@@ -111,7 +110,3 @@ def show_key(key: ApiKey) -> KeyObject:
         expires_at=seconds(key.expires_at),
         revoked_at=seconds(key.revoked_at),
     )
-
-
-def show_new_key(created: CreatedKey) -> NewKeyObject:
-    return NewKeyObject(**show_key(created.key).model_dump(), secret=created.secret)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from gateway.auth.keys import generate_key
+from gateway.auth.keys import NewKey, derive_key, generate_key
 from gateway.auth.limits import Limits
 from gateway.auth.principal import TENANT_SCOPES
 from gateway.errors import BadRequest, Conflict, NotFound
@@ -74,8 +74,10 @@ async def create_key(
     name: str,
     scopes: Collection[str] = ("all",),
     expires_at: int | None = None,
+    new: NewKey | None = None,
 ) -> CreatedKey:
-    """A tenant's key, or an operator's when `tenant_id` is None; `expires_at` in milliseconds.
+    """A tenant's key, or an operator's when `tenant_id` is None; `expires_at` in milliseconds;
+    `new` is by default a random one.
 
     Raises NotFound (tenant), BadRequest (unknown scope).
     """
@@ -83,7 +85,7 @@ async def create_key(
         await find_tenant(session, tenant_id)
         if unknown := sorted(set(scopes) - TENANT_SCOPES):
             raise BadRequest(f"Unknown scope: '{unknown[0]}'.", param="scopes")
-    new = generate_key()
+    new = new or generate_key()
     key = ApiKey(
         id=new_id("key"),
         tenant_id=tenant_id,
@@ -107,7 +109,9 @@ async def revoke_key(session: WriteSession, key_id: str) -> ApiKey:
     return key
 
 
-async def rotate_key(session: WriteSession, key_id: str, overlap_seconds: int) -> CreatedKey:
+async def rotate_key(
+    session: WriteSession, key_id: str, overlap_seconds: int, new: NewKey | None = None
+) -> CreatedKey:
     """A new key with the same rights; the old one works for `overlap_seconds` more.
 
     Raises NotFound, Conflict when the old key is revoked.
@@ -115,10 +119,23 @@ async def rotate_key(session: WriteSession, key_id: str, overlap_seconds: int) -
     old = await _key(session, key_id)
     if old.revoked_at is not None:
         raise Conflict("This key is revoked.", code="key_revoked")
-    new = await create_key(session, old.tenant_id, old.name, old.scopes)
+    created = await create_key(session, old.tenant_id, old.name, old.scopes, new=new)
     ends = now_ms() + overlap_seconds * 1000
     old.expires_at = ends if old.expires_at is None else min(ends, old.expires_at)
-    return new
+    return created
+
+
+async def secret_of(session: WriteSession, deployment_key: bytes, key_id: str, seed: str) -> str:
+    """Of a key that was derived from `seed`. Raises Conflict when it was by another deployment
+    key."""
+    new = derive_key(deployment_key, seed)
+    if (await _key(session, key_id)).hash != new.hash:
+        raise Conflict(
+            "This key's secret cannot be shown again: BATTEN_SECRET_KEY (or secret.key in the "
+            "data directory) has changed since. Please rotate the key.",
+            code="secret_not_available",
+        )
+    return new.secret
 
 
 async def _key(session: WriteSession, key_id: str) -> ApiKey:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends
 from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import REPLAYED, CurrentIdempotency, Idempotency, body_fingerprint
+from gateway.auth.idempotency import CurrentOnce, Reveal
 from gateway.auth.scope import TenantScope
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
@@ -36,7 +34,6 @@ from gateway.webhooks.schemas import (
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 
 Paging = Annotated[PageRequest, Depends(paging(20, 100))]
-Fingerprint = Annotated[str, Depends(body_fingerprint)]
 
 _SECRET = "secret_id"
 """In what is stored for an Idempotency-Key, in place of the secret."""
@@ -49,11 +46,7 @@ async def list_event_types(principal: CurrentPrincipal) -> EventTypeList:
 
 @router.post("/webhook_endpoints", response_model=NewEndpointObject)
 async def create_endpoint(
-    wanted: CreateEndpoint,
-    context: AppContext,
-    principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
-    fingerprint: Fingerprint,
+    wanted: CreateEndpoint, context: AppContext, principal: CurrentPrincipal, once: CurrentOnce
 ) -> JSONResponse:
     """The answer shows the signing secret, once."""
 
@@ -62,8 +55,7 @@ async def create_endpoint(
         shown = show_endpoint(made.endpoint, made.secret.hint).model_dump()
         return {**shown, _SECRET: made.secret.id}
 
-    call = _Revealing(context, principal.scope, idempotency, fingerprint)
-    return await call.answer(create)
+    return await once.answer(create, reveal=_revealing(context, principal.scope))
 
 
 @router.get("/webhook_endpoints")
@@ -87,20 +79,23 @@ async def get_endpoint(
     return show_endpoint(row, hints.get(row.id))
 
 
-@router.post("/webhook_endpoints/{webhook_endpoint_id}")
-@router.patch("/webhook_endpoints/{webhook_endpoint_id}")
+@router.post("/webhook_endpoints/{webhook_endpoint_id}", response_model=EndpointObject)
+@router.patch("/webhook_endpoints/{webhook_endpoint_id}", response_model=EndpointObject)
 async def update_endpoint(
     webhook_endpoint_id: str,
     wanted: UpdateEndpoint,
     context: AppContext,
     principal: CurrentPrincipal,
-) -> EndpointObject:
-    async with context.database.write() as session:
-        row = await lifecycle.update_endpoint(
-            session, context, principal.scope, webhook_endpoint_id, wanted
-        )
-        hints = await EndpointRepository(session, principal.scope).hints([row.id])
-    return show_endpoint(row, hints.get(row.id))
+    once: CurrentOnce,
+) -> JSONResponse:
+    scope = principal.scope
+
+    async def update(session: WriteSession) -> dict[str, Any]:
+        row = await lifecycle.update_endpoint(session, context, scope, webhook_endpoint_id, wanted)
+        hints = await EndpointRepository(session, scope).hints([row.id])
+        return show_endpoint(row, hints.get(row.id)).model_dump()
+
+    return await once.answer(update)
 
 
 @router.delete("/webhook_endpoints/{webhook_endpoint_id}")
@@ -126,8 +121,7 @@ async def rotate_secret(
     webhook_endpoint_id: str,
     context: AppContext,
     principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
-    fingerprint: Fingerprint,
+    once: CurrentOnce,
     wanted: Annotated[RotateSecret, Body(default_factory=RotateSecret)],
 ) -> JSONResponse:
     """A new signing secret, shown once; the old one signs too for a while. The id `default` is
@@ -144,7 +138,7 @@ async def rotate_secret(
             shown = show_endpoint(row, secret.hint)
         return {**shown.model_dump(), _SECRET: secret.id}
 
-    return await _Revealing(context, scope, idempotency, fingerprint).answer(create)
+    return await once.answer(create, reveal=_revealing(context, scope))
 
 
 @router.post("/webhook_endpoints/{webhook_endpoint_id}/test")
@@ -165,25 +159,11 @@ async def test_endpoint(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Revealing:
+def _revealing(context: Context, scope: TenantScope) -> Reveal:
     """Answers with a secret that is stored nowhere, not even for an Idempotency-Key."""
 
-    context: Context
-    scope: TenantScope
-    idempotency: Idempotency
-    fingerprint: str
+    async def reveal(session: WriteSession, kept: dict[str, Any]) -> dict[str, Any]:
+        secret = await lifecycle.secret_text(session, context, scope, kept.pop(_SECRET))
+        return {**kept, "signing_secret": secret}
 
-    async def answer(
-        self, create: Callable[[WriteSession], Awaitable[dict[str, Any]]]
-    ) -> JSONResponse:
-        async with self.context.database.write() as session:
-            recalled = await self.idempotency.recall(
-                session, self.fingerprint, lambda: create(session)
-            )
-            body = dict(recalled.body)
-            secret_id = body.pop(_SECRET)
-            body["signing_secret"] = await lifecycle.secret_text(
-                session, self.context, self.scope, secret_id
-            )
-        return JSONResponse(body, recalled.status, REPLAYED if recalled.replayed else None)
+    return reveal

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Body, Depends
 from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import CurrentIdempotency, body_fingerprint
+from gateway.auth.idempotency import CurrentOnce
+from gateway.kit.database import WriteSession
 from gateway.kit.dependencies import AppContext, AppTasks
 from gateway.kit.pagination import ListObject, Page, PageRequest, list_object, paging
 from gateway.kit.task_names import DELIVER
@@ -58,24 +59,20 @@ async def list_deliveries(
 @router.post("/{webhook_event_id}/redeliver", response_model=ListObject[DeliveryObject])
 async def redeliver(
     webhook_event_id: str,
-    context: AppContext,
     tasks: AppTasks,
     principal: CurrentPrincipal,
-    idempotency: CurrentIdempotency,
-    fingerprint: Annotated[str, Depends(body_fingerprint)],
+    once: CurrentOnce,
     wanted: Annotated[Redeliver, Body(default_factory=Redeliver)],
 ) -> JSONResponse:
     """Send the event again, with the same `webhook-id` and the same bytes."""
-    async with context.database.write() as session:
+    scope = principal.scope
 
-        async def again() -> dict[str, Any]:
-            rows = await service.redeliver(
-                session, principal.scope, webhook_event_id, wanted.webhook_endpoint_id
-            )
-            repository = EventRepository(session, principal.scope)
-            return (await _shown(repository, Page(rows, has_more=False))).model_dump()
+    async def again(session: WriteSession) -> dict[str, Any]:
+        rows = await service.redeliver(session, scope, webhook_event_id, wanted.webhook_endpoint_id)
+        repository = EventRepository(session, scope)
+        return (await _shown(repository, Page(rows, has_more=False))).model_dump()
 
-        response = await idempotency.once(session, fingerprint, again)
+    response = await once.answer(again)
     await tasks.send(DELIVER)
     return response
 

@@ -223,17 +223,14 @@ def create_tables() -> None:
     )
     op.create_table(
         "idempotency_keys",
-        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("path", sa.String(), nullable=False),
         sa.Column("key", sa.String(), nullable=False),
         sa.Column("fingerprint", sa.String(), nullable=False),
         sa.Column("status", sa.Integer(), nullable=True),
         sa.Column("response", JSON, nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenants.id"], name=op.f("fk_idempotency_keys_tenant_id")
-        ),
-        sa.PrimaryKeyConstraint("tenant_id", "path", "key", name=op.f("pk_idempotency_keys")),
+        sa.PrimaryKeyConstraint("owner", "path", "key", name=op.f("pk_idempotency_keys")),
     )
     op.create_index(
         op.f("ix_idempotency_keys_created_at"), "idempotency_keys", ["created_at"], unique=False

@@ -22,7 +22,7 @@ async def call(database: Database, tenant, body: str, key: str = "k", delay: flo
         return {"made": body}
 
     async with database.write() as session:
-        idempotency = Idempotency(tenant.scope, "/v1/things", key)
+        idempotency = Idempotency(tenant.tenant_id, "/v1/things", key)
         answer = await idempotency.once(session, fingerprint(body), create, 201)
     return made, answer.status_code, answer.body
 
@@ -50,7 +50,7 @@ async def test_a_failed_call_leaves_the_key_free(database: Database, tenant) -> 
 
     with pytest.raises(Conflict, match="no"):
         async with database.write() as session:
-            await Idempotency(tenant.scope, "/v1/things", "k").once(session, "f", fail)
+            await Idempotency(tenant.tenant_id, "/v1/things", "k").once(session, "f", fail)
     assert (await call(database, tenant, "a"))[0] == 1
 
 

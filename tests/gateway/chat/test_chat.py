@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -14,6 +15,7 @@ from redis.asyncio import Redis
 from sqlalchemy import func, select
 
 from gateway.models import Request, UsageRecord
+from tests.gateway.test_isolation import add_adapter
 from worker.protocol.messages import Finished
 from worker.protocol.types import Capacity, Choice, TokenLogprob, TokenUsage, WorkerLimits
 from worker.queue.base import Lease, QueueUnavailable, WorkerInfo
@@ -249,3 +251,35 @@ async def test_a_call_that_came_to_nothing_leaves_its_key_free(
             await create()
     async with answered_by(deployment, "later"):
         assert (await create()).choices[0].text == "later"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_given_again_when_its_adapter_is_deleted(
+    openai_client: AsyncOpenAI,
+    client: httpx.AsyncClient,
+    deployment: Any,
+    tenant: Any,
+    worker: None,
+    stream: bool,
+) -> None:
+    await add_adapter(tenant, deployment)
+
+    async def ask(key: str) -> str:
+        answer = await openai_client.completions.create(
+            model="somebodys-adapter",
+            prompt="Hi",
+            stream=stream,
+            extra_headers={"Idempotency-Key": key},
+        )
+        if not stream:
+            return answer.choices[0].text
+        return "".join([chunk.choices[0].text async for chunk in answer])
+
+    async with answered_by(deployment, "once"):
+        assert await ask("k") == "once"
+    assert (await client.delete("/v1/adapters/somebodys-adapter")).status_code == 200
+    assert await ask("k") == "once"
+    with pytest.raises(openai.NotFoundError):
+        await ask("another key")
+    async with deployment.context.database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(UsageRecord)) == 1
