@@ -35,6 +35,7 @@ def benchmarks() -> Iterator[Benchmark]:
     yield Benchmark("kernels.compile_ahead")
     yield Benchmark("queue.claim", ("--queued", "10", "1000", "100000"))
     yield Benchmark("queue.fairness", ("--lines", "5000"))
+    yield Benchmark("queue.usage", ("--rows", "100000", "--transactions", "5"))
     if model := os.environ.get("BATTEN_MODEL"):
         yield Benchmark("queue.delivery", ("--lines", "2000", "--model", model))
         yield Benchmark("queue.sharing", ("--lines", "3000", "--backlog", "600", "--model", model))

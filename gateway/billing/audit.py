@@ -4,6 +4,7 @@
 
 each completed request is metered exactly once, at its pinned price, and nothing else is. An account
 holds Σ reservations of the tenant's open requests and Σ usage of its month; so does an invoice.
+Invoices are made of sums of hours, each Σ usage rows of its hour.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -79,6 +81,10 @@ async def _check_accounts(repository: AuditRepository) -> list[Violation]:
         *[
             Violation(id_, f"has spent {spent} in {month}, its usage is {used}")
             for id_, month, spent, used in await repository.spending()
+        ],
+        *[
+            Violation(tenant_id, f"its hour {_hour(at)} of '{model}' is not the sum of its rows")
+            for tenant_id, at, model in await repository.hours()
         ],
         *[
             Violation(record.id, f"bills {record.amount_nano}, due is {due}")
@@ -159,6 +165,10 @@ async def _delivered(store: ObjectStore, file: File | None) -> tuple[Tokens, int
             total += usage_of(msgspec.json.decode(line)["response"]["body"])
             lines += 1
     return total, lines
+
+
+def _hour(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H")
 
 
 def usage_of(body: dict[str, Any]) -> Tokens:

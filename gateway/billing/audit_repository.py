@@ -7,8 +7,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, cast, func, literal_column, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    case,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+    union_all,
+)
 
+from gateway.billing.booking import HOUR_MS
 from gateway.kit.database import ReadSession
 from gateway.kit.months import end_of, start_of
 from gateway.models import (
@@ -22,6 +33,7 @@ from gateway.models import (
     Result,
     StoragePrice,
     StorageRecord,
+    UsageHour,
     UsageRecord,
 )
 
@@ -172,6 +184,35 @@ class AuditRepository:
             for each in accounts
             if each.spent_nano != used[each.month].get(each.tenant_id, 0)
         ]
+
+    async def hours(self) -> Sequence[tuple[str, int, str]]:
+        """Hours whose sums are not those of their rows: tenant, the hour's beginning, model."""
+        hour = UsageRecord.created_at - UsageRecord.created_at % HOUR_MS
+        of_rows = select(
+            UsageRecord.tenant_id,
+            hour.label("created_at"),
+            case((UsageRecord.request_id.is_(None), "correction"), else_="usage").label("kind"),
+            UsageRecord.key_id,
+            UsageRecord.model,
+            func.coalesce(UsageRecord.adapter_revision_id, "").label("adapter_revision_id"),
+            UsageRecord.request_class,
+            UsageRecord.price_id,
+            case((UsageRecord.request_id.is_(None), 0), else_=-1).label("requests"),
+            -UsageRecord.prompt_tokens,
+            -UsageRecord.cached_tokens,
+            -UsageRecord.completion_tokens,
+            -UsageRecord.amount_nano,
+        )
+        both = union_all(select(*UsageHour.__table__.columns), of_rows).subquery()
+        keys = [both.c[column.name] for column in UsageHour.__table__.primary_key]
+        sums = [column for column in both.c if column not in set(keys)]
+        wrong = (
+            select(both.c.tenant_id, both.c.created_at, both.c.model)
+            .group_by(*keys)
+            .having(or_(*(func.sum(column) != 0 for column in sums)))
+            .order_by(*keys)
+        )
+        return [(row[0], row[1], row[2]) for row in await self._session.execute(wrong)]
 
     async def storage(self) -> Sequence[tuple[StorageRecord, StoragePrice]]:
         rows = select(StorageRecord, StoragePrice).join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from gateway.billing.accounts import Change, apply
+from gateway.billing.booking import book
 from gateway.billing.service import dollars
 from gateway.errors import BadRequest, NotFound
 from gateway.kit.clock import now_ms
@@ -33,25 +34,19 @@ async def correct(
             code="invalid_value",
             param="amount_nano",
         )
-    correction = UsageRecord(
-        id=new_id("usage"),
-        corrects_id=usage.id,
-        tenant_id=usage.tenant_id,
-        key_id=usage.key_id,
-        batch_id=None,
-        model=usage.model,
-        base_model=usage.base_model,
-        adapter_revision_id=usage.adapter_revision_id,
-        request_class=usage.request_class,
-        price_id=usage.price_id,
-        amount_nano=amount_nano,
-        reason=reason,
-        created_at=now_ms(),
-    )
-    session.add(correction)
-    await session.flush()
-    await apply(session, {usage.tenant_id: Change(spent=amount_nano)}, correction.created_at)
-    return correction
+    alike = ("tenant_id", "key_id", "model", "base_model", "adapter_revision_id")
+    correction = {
+        "id": new_id("usage"),
+        "corrects_id": usage.id,
+        **{name: getattr(usage, name) for name in (*alike, "request_class", "price_id")},
+        **dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens"), 0),
+        "amount_nano": amount_nano,
+        "reason": reason,
+        "created_at": now_ms(),
+    }
+    await book(session, [correction])
+    await apply(session, {usage.tenant_id: Change(spent=amount_nano)}, correction["created_at"])
+    return await session.get_one(UsageRecord, correction["id"])
 
 
 async def corrections(

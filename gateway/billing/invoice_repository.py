@@ -10,10 +10,10 @@ from gateway.auth.scope import TenantScope
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.months import end_of, start_of
 from gateway.kit.pagination import Page, PageRequest, fetch_page
-from gateway.models import Invoice, InvoiceLine, StorageRecord, Tenant, UsageRecord
+from gateway.models import Invoice, InvoiceLine, StorageRecord, Tenant, UsageHour
 
 Session = ReadSession | WriteSession
-Table = type[UsageRecord] | type[StorageRecord]
+Table = type[UsageHour] | type[StorageRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Sum:
 
 
 class InvoiceRepository:
-    """One tenant's invoices, and what they are made of."""
+    """One tenant's invoices, and what they are made of: sums of hours, in which months begin."""
 
     def __init__(self, session: Session, scope: TenantScope) -> None:
         self._session = session
@@ -52,28 +52,17 @@ class InvoiceRepository:
         return (await self._session.scalars(rows.order_by(InvoiceLine.number))).all()
 
     async def usage(self, month: str) -> list[Sum]:
-        group = (
-            UsageRecord.corrects_id.is_(None),
-            UsageRecord.model,
-            UsageRecord.request_class,
-            UsageRecord.price_id,
-        )
+        group = (UsageHour.kind, UsageHour.model, UsageHour.request_class, UsageHour.price_id)
         counted = (
-            UsageRecord.prompt_tokens,
-            UsageRecord.cached_tokens,
-            UsageRecord.completion_tokens,
+            UsageHour.amount_nano,
+            UsageHour.requests,
+            UsageHour.prompt_tokens,
+            UsageHour.cached_tokens,
+            UsageHour.completion_tokens,
         )
-        rows = select(
-            *group,
-            _total(UsageRecord.amount_nano),
-            func.count(UsageRecord.request_id),
-            *map(_total, counted),
-        )
-        rows = rows.where(*self._in(UsageRecord, month)).group_by(*group).order_by(*group)
-        return [
-            Sum("usage" if billed else "correction", *of)
-            for billed, *of in await self._session.execute(rows)
-        ]
+        rows = select(*group, *map(_total, counted))
+        rows = rows.where(*self._in(UsageHour, month)).group_by(*group).order_by(*group)
+        return [Sum(*tuple(of)) for of in await self._session.execute(rows)]
 
     async def storage(self, month: str) -> list[Sum]:
         price = StorageRecord.price_id
@@ -87,7 +76,7 @@ class InvoiceRepository:
     async def late(self, month: str) -> int:
         """Nanodollars used in a month that is invoiced, and not on any invoice."""
         used = 0
-        for table in (UsageRecord, StorageRecord):
+        for table in _TABLES:
             rows = select(_total(table.amount_nano)).where(*self._in(table, month))
             used += await self._session.scalar(rows) or 0
         invoiced = (
@@ -118,7 +107,7 @@ async def uninvoiced(session: Session, month: str, since: str, limit: int) -> Se
     return (await session.scalars(rows)).all()
 
 
-_TABLES: tuple[Table, ...] = (UsageRecord, StorageRecord)
+_TABLES: tuple[Table, ...] = (UsageHour, StorageRecord)
 
 
 def _within(table: Table, start: int, end: int) -> tuple[ColumnElement[bool], ...]:

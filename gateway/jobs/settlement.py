@@ -13,6 +13,7 @@ from typing import Any, cast
 from sqlalchemy import bindparam, select, update
 
 from gateway.billing.accounts import Change, apply
+from gateway.billing.booking import book
 from gateway.billing.service import amount_nano
 from gateway.jobs.events import job_ended
 from gateway.jobs.locking import Locked, Standing
@@ -21,7 +22,7 @@ from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.sql import insert_new, update_rows
-from gateway.models import Batch, BatchModel, Price, Request, Result, UsageRecord
+from gateway.models import Batch, BatchModel, Price, Request, Result
 from gateway.webhooks.service import record_all
 from worker.protocol.types import RequestClass, TokenUsage
 
@@ -56,11 +57,11 @@ async def settle(
         for request_id, each in settled.items()
     ]
     await update_rows(session, Request, ended)
-    used = await _insert_usage(session, locked, settled, now)
     jobs = [locked.requests[each] for each in settled if locked.requests[each].kind == "job"]
     await record_all(session, [job_ended(job, settled[job.id].state) for job in jobs])
     done = _count(locked, settled, now)
     await dequeue(session, _waited(locked, settled))
+    used = await book(session, await _usage_rows(session, locked, settled, now))
     await apply(session, _changes(locked, settled, used), now)
     return done
 
@@ -81,7 +82,7 @@ async def _insert_results(
     return await insert_new(session, Result, rows)
 
 
-async def _insert_usage(
+async def _usage_rows(
     session: WriteSession, locked: Locked, settlements: Mapping[str, Settlement], now: int
 ) -> list[dict[str, Any]]:
     used = {
@@ -92,14 +93,12 @@ async def _insert_usage(
     price_ids = sorted({locked.requests[request_id].price_id for request_id in used})
     prices = await session.scalars(select(Price).where(Price.id.in_(price_ids)))
     by_id = {price.id: price for price in prices}
-    rows = [
+    return [
         _usage_row(
             locked.requests[request_id], usage, by_id[locked.requests[request_id].price_id], now
         )
         for request_id, usage in used.items()
     ]
-    await insert_new(session, UsageRecord, rows)
-    return rows
 
 
 def _changes(

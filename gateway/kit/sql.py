@@ -41,8 +41,7 @@ Row = Mapping[str, Any]
 def insert_ignoring(session: ReadSession | WriteSession, model: type[DeclarativeBase]) -> Insert:
     """INSERT … ON CONFLICT DO NOTHING; add `.values()` and `.returning()`, whose rows are
     those really inserted. On Postgres a concurrent insert of the same key is waited for."""
-    dialect: Any = sqlite if _is_sqlite(session) else postgresql
-    statement: Insert = dialect.insert(model.__table__).on_conflict_do_nothing()
+    statement: Insert = _dialect(session).insert(model.__table__).on_conflict_do_nothing()
     return statement
 
 
@@ -57,6 +56,22 @@ async def insert_new(
     new = select(*given.columns.values()).select_from(given.source).where(true())
     statement = insert_ignoring(session, model).from_select(list(given.columns), new)
     return list(await session.scalars(statement.returning(_key(model))))
+
+
+async def add_rows(
+    session: WriteSession, model: type[DeclarativeBase], rows: Sequence[Row], sums: Sequence[str]
+) -> None:
+    """Inserts `rows`, all of the same columns; of those whose key exists the columns `sums` are
+    added to what is there. Give them in the order of their keys, in which they are locked."""
+    if not rows:
+        return
+    given = _Given(session, model, rows)
+    new = select(*given.columns.values()).select_from(given.source).where(true())
+    table = cast(Table, model.__table__)
+    statement = _dialect(session).insert(table).from_select(list(given.columns), new)
+    added = {name: table.c[name] + statement.excluded[name] for name in sums}
+    keys = list(table.primary_key)
+    await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=added))
 
 
 async def update_rows(
@@ -115,6 +130,10 @@ def _json(value: Sequence[Any]) -> Any:
 
 def _key(model: type[DeclarativeBase]) -> Any:
     return inspect(model).primary_key[0]
+
+
+def _dialect(session: ReadSession | WriteSession) -> Any:
+    return sqlite if _is_sqlite(session) else postgresql
 
 
 def _is_sqlite(session: ReadSession | WriteSession) -> bool:

@@ -10,7 +10,7 @@ from gateway.models.invoice import Invoice, InvoiceLine
 from gateway.models.request import Request, Result
 from gateway.models.system_prompt import SystemPrompt
 from gateway.models.tenant import ApiKey, IdempotencyKey, Tenant
-from gateway.models.usage import Price, StoragePrice, StorageRecord, UsageRecord
+from gateway.models.usage import Price, StoragePrice, StorageRecord, UsageHour, UsageRecord
 from gateway.models.webhook import (
     WebhookAttempt,
     WebhookDelivery,
@@ -42,6 +42,7 @@ __all__ = [
     "StorageRecord",
     "SystemPrompt",
     "Tenant",
+    "UsageHour",
     "UsageRecord",
     "WebhookAttempt",
     "WebhookDelivery",

@@ -58,6 +58,29 @@ class UsageRecord(Base):
     created_at: Mapped[Ms]
 
 
+class UsageHour(Base):
+    """The sum of one hour's usage rows that are alike; `created_at` begins it. Kind `usage` is of
+    requests, `correction` of corrections, which are no `requests`. Booked with the rows
+    (`gateway.billing.booking`). `adapter_revision_id` is "" for the base model: a key has no nulls.
+    """
+
+    __tablename__ = "usage_hours"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    created_at: Mapped[Ms] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    adapter_revision_id: Mapped[str] = mapped_column(primary_key=True)
+    request_class: Mapped[str] = mapped_column(primary_key=True)
+    price_id: Mapped[str] = mapped_column(ForeignKey("prices.id"), primary_key=True)
+    requests: Mapped[Count]
+    prompt_tokens: Mapped[Count]
+    cached_tokens: Mapped[Count]
+    completion_tokens: Mapped[Count]
+    amount_nano: Mapped[Count]
+
+
 class StoragePrice(Base):
     """One version of what a GiB of adapters costs for an hour; never updated."""
 

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import BigInteger, ColumnElement, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, Select, case, cast, func, null, select, union_all
 
 from gateway.auth.scope import TenantScope
+from gateway.billing.booking import HOUR_MS
+from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession
-from gateway.models import StorageRecord, UsageRecord
+from gateway.models import StorageRecord, UsageHour, UsageRecord
 
 GroupBy = Literal["day", "adapter", "model", "class", "key"]
 _DAY_MS = 86_400_000
+
+Table = type[UsageHour] | type[UsageRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +39,16 @@ class UsageRepository:
 
     async def sums(self, start: int, end: int, group_by: GroupBy | None) -> Sequence[UsageSum]:
         """Records of [start, end) milliseconds, by group in ascending order."""
-        group = _group(group_by)
-        columns = [UsageRecord.prompt_tokens, UsageRecord.cached_tokens]
-        columns += [UsageRecord.completion_tokens, UsageRecord.amount_nano]
+        parts = union_all(
+            *(
+                self._counted(table, group_by).where(table.created_at >= at, table.created_at < to)
+                for table, at, to in _parts(start, end, now_ms())
+            )
+        ).subquery()
+        group, *columns = parts.c
         totals = (cast(func.coalesce(func.sum(column), 0), BigInteger) for column in columns)
-        rows = select(func.count(UsageRecord.request_id), *totals).where(
-            UsageRecord.tenant_id == self._scope.tenant_id,
-            UsageRecord.created_at >= start,
-            UsageRecord.created_at < end,
-        )
-        if group is None:
-            row = (await self._session.execute(rows)).one()
-            return [UsageSum(None, *tuple(row))]
-        rows = rows.add_columns(group.label("grouped")).group_by("grouped").order_by("grouped")
-        return [UsageSum(row[-1], *tuple(row)[:-1]) for row in await self._session.execute(rows)]
+        summed = select(group, *totals).group_by(group).order_by(group)
+        return [UsageSum(*each) for each in await self._session.execute(summed)]
 
     async def storage(self, start: int, end: int) -> tuple[int, int]:
         """Byte-hours of adapters and nanodollars of the hours that began in [start, end)."""
@@ -62,19 +62,51 @@ class UsageRepository:
         row = (await self._session.execute(rows)).one()
         return int(row[0]), int(row[1])
 
+    def _counted(self, table: Table, group_by: GroupBy | None) -> Select[Any]:
+        """Group, requests, tokens and amount of each row."""
+        is_request = case((UsageRecord.request_id.is_(None), 0), else_=1)
+        columns = (
+            _group(table, group_by).label("grouped"),
+            UsageHour.requests if table is UsageHour else is_request,
+            table.prompt_tokens,
+            table.cached_tokens,
+            table.completion_tokens,
+            table.amount_nano,
+        )
+        return select(*columns).where(table.tenant_id == self._scope.tenant_id)
 
-def _group(group_by: GroupBy | None) -> ColumnElement[Any] | None:
+
+def total_of(sums: Sequence[UsageSum]) -> UsageSum:
+    def total(name: str) -> int:
+        return sum(getattr(each, name) for each in sums)
+
+    names = ("requests", "prompt", "cached", "completion", "amount_nano")
+    return UsageSum(None, *map(total, names))
+
+
+def _parts(start: int, end: int, now: int) -> list[tuple[Table, int, int]]:
+    """Whole hours, from their sums, and what is left at both ends, from the rows. Before an `end`
+    that is yet to come the running hour is whole."""
+    first = -(-start // HOUR_MS) * HOUR_MS
+    last = (end if end <= now else end + HOUR_MS - 1) // HOUR_MS * HOUR_MS
+    if first >= last:
+        return [(UsageRecord, start, end)]
+    parts: list[tuple[Table, int, int]] = [(UsageHour, first, last)]
+    parts += [(UsageRecord, at, to) for at, to in ((start, first), (last, end)) if at < to]
+    return parts
+
+
+def _group(table: Table, group_by: GroupBy | None) -> ColumnElement[Any]:
     match group_by:
         case None:
-            return None
+            return null()
         case "day":
-            day = UsageRecord.created_at - UsageRecord.created_at % _DAY_MS
-            return cast(day, BigInteger)
+            return cast(table.created_at - table.created_at % _DAY_MS, BigInteger)
         case "adapter":
-            return UsageRecord.adapter_revision_id.expression
+            return func.nullif(table.adapter_revision_id, "")
         case "model":
-            return UsageRecord.model.expression
+            return table.model.expression
         case "class":
-            return UsageRecord.request_class.expression
+            return table.request_class.expression
         case "key":
-            return UsageRecord.key_id.expression
+            return table.key_id.expression

@@ -521,6 +521,37 @@ def create_tables() -> None:
         ["tenant_id", "created_at"],
         unique=False,
     )
+    op.create_table(
+        "usage_hours",
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
+        sa.Column("adapter_revision_id", sa.String(), nullable=False),
+        sa.Column("request_class", sa.String(), nullable=False),
+        sa.Column("price_id", sa.String(length=64), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("amount_nano", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["price_id"], ["prices.id"], name=op.f("fk_usage_hours_price_id")),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_usage_hours_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint(
+            "tenant_id",
+            "created_at",
+            "kind",
+            "key_id",
+            "model",
+            "adapter_revision_id",
+            "request_class",
+            "price_id",
+            name=op.f("pk_usage_hours"),
+        ),
+    )
 
     op.create_table(
         "webhook_endpoints",
@@ -719,6 +750,7 @@ def downgrade() -> None:
         postgresql_where=sa.text("kind = 'endpoint' AND deleted_at IS NULL"),
     )
     op.drop_table("webhook_endpoints")
+    op.drop_table("usage_hours")
     op.drop_index(
         "ix_usage_records_corrections",
         table_name="usage_records",

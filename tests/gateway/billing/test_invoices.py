@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from gateway.billing.audit import audit
 from gateway.billing.invoices import cents, close_invoices, close_month, invoice_id
@@ -25,9 +25,11 @@ from gateway.models import (
     InvoiceLine,
     StoragePrice,
     StorageRecord,
+    UsageHour,
     UsageRecord,
     WebhookEvent,
 )
+from tests.gateway.rows import book_again
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 8}
 JOB = {"endpoint": "/v1/completions", "body": BODY}
@@ -50,6 +52,7 @@ async def backdate(deployment: Any, month: str = LAST_MONTH) -> None:
     """Everything used so far was used at the end of `month`."""
     async with deployment.context.database.write() as session:
         await session.execute(update(UsageRecord).values(created_at=end_of(month) - 1))
+        await book_again(session)
         await session.execute(
             update(Account).where(Account.month == THIS_MONTH).values(month=month)
         )
@@ -150,6 +153,7 @@ async def test_what_comes_late_is_on_the_next_invoice(
         for row_id, month in [(late, before), *((other, LAST_MONTH) for other in others)]:
             changed = update(UsageRecord).where(UsageRecord.id == row_id)
             await session.execute(changed.values(created_at=end_of(month) - 1))
+        await book_again(session)
         await session.execute(update(Account).values(month=LAST_MONTH, spent_nano=2 * USED))
     assert await found(deployment) == []
     await close_month(deployment.context, LAST_MONTH)
@@ -167,6 +171,10 @@ TAMPERING = [
     (update(InvoiceLine).values(amount_nano=10**10, amount_cents=1000), "is not the sum"),
     (update(Invoice).values(amount_cents=1), "is not the sum of its lines"),
     (update(UsageRecord).values(created_at=5), "were used"),
+    (update(UsageRecord).values(created_at=5), "is not the sum of its rows"),
+    (update(UsageHour).values(cached_tokens=1), "is not the sum of its rows"),
+    (update(UsageHour).values(kind="correction"), "is not the sum of its rows"),
+    (delete(UsageHour), "is not the sum of its rows"),
     (update(Account).values(spent_nano=3), "has spent 3"),
 ]
 

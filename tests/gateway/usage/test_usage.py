@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.billing.booking import book
 from gateway.billing.service import dollars
 from gateway.kit.context import Context
 from gateway.kit.ids import new_id
-from gateway.models import UsageRecord
 
 DAY = 86_400
 NOON = 1_750_000_000 // DAY * DAY + DAY // 2
@@ -18,27 +18,32 @@ NOON = 1_750_000_000 // DAY * DAY + DAY // 2
 async def records(context: Context, tenant, other_tenant) -> None:
     """Three requests over two days, one correction, and another tenant's."""
 
-    def record(owner: Any, day: int, model: str, kind: str, **fields: Any) -> UsageRecord:
-        return UsageRecord(
-            id=new_id("usage"),
-            tenant_id=owner.tenant_id,
-            key_id=owner.key_id,
-            model=model,
-            base_model="base",
-            request_class=kind,
-            price_id="price_default",
-            created_at=(NOON + day * DAY) * 1000,
-            **{"prompt_tokens": 10, "cached_tokens": 4, "completion_tokens": 5} | fields,
-        )
+    def record(owner: Any, day: int, model: str, kind: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "id": new_id("usage"),
+            "tenant_id": owner.tenant_id,
+            "key_id": owner.key_id,
+            "model": model,
+            "base_model": "base",
+            "adapter_revision_id": None,
+            "request_class": kind,
+            "price_id": "price_default",
+            "created_at": (NOON + day * DAY) * 1000,
+            "prompt_tokens": 10,
+            "cached_tokens": 4,
+            "completion_tokens": 5,
+            **fields,
+        }
 
     async with context.database.write() as session:
-        session.add_all(
+        await book(
+            session,
             [
                 record(tenant, 0, "base", "batch", amount_nano=100),
                 record(tenant, 0, "bot", "standard", amount_nano=200, adapter_revision_id="r1"),
                 record(tenant, 1, "bot", "batch", amount_nano=300, adapter_revision_id="r1"),
                 record(other_tenant, 1, "base", "batch", amount_nano=10**12),
-            ]
+            ],
         )
 
 
