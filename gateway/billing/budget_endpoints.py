@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
@@ -10,9 +10,11 @@ from gateway.auth.idempotency import OperatorOnce
 from gateway.billing import budgets
 from gateway.billing.accounts import EVERY_MONTH
 from gateway.billing.schemas import (
+    BudgetDeleted,
     BudgetList,
     BudgetObject,
     BudgetStanding,
+    Month,
     SetBudget,
     show_budget,
     show_standing,
@@ -52,3 +54,18 @@ async def set_budget(wanted: SetBudget, once: OperatorOnce) -> JSONResponse:
         return show_budget(budget).model_dump()
 
     return await once.answer(change)
+
+
+@router.delete("/v1/admin/budgets/{tenant}", tags=["admin"])
+async def delete_budget(
+    tenant: str,
+    context: AppContext,
+    operator: AdminPrincipal,
+    month: Annotated[Month | None, Query()] = None,
+) -> BudgetDeleted:
+    """The month's own, or without `month` the one of every month. Nothing that is accepted
+    changes; from now on the budget of every month is in force where there is one, else none."""
+    async with context.database.write() as session:
+        owner = await find_tenant(session, tenant)
+        await budgets.delete_budget(session, owner.id, month or EVERY_MONTH)
+    return BudgetDeleted(tenant_id=owner.id, month=month)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from gateway.billing.accounts import budget_of, spent_in, warn
+from gateway.errors import NotFound
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.months import month_of
@@ -48,11 +49,7 @@ async def set_budget(
 ) -> Budget:
     """In force for what comes next; what runs goes on. A soft budget that is set anew is told of
     anew."""
-    account = (
-        await session.scalars(
-            select(Account).where(Account.tenant_id == tenant_id).with_for_update()
-        )
-    ).one()
+    account = await _locked(session, tenant_id)
     budget = await session.get(Budget, (tenant_id, month))
     if budget is None:
         budget = Budget(tenant_id=tenant_id, month=month, created_at=now_ms())
@@ -63,6 +60,28 @@ async def set_budget(
     if account.month == month_of(now_ms()):
         await warn(session, [account])
     return budget
+
+
+async def delete_budget(session: WriteSession, tenant_id: str, month: str) -> None:
+    """What was reserved or spent stays so. Where it was the one in force the budget of every month
+    is, if there is one, and its soft budget is told of anew. Raises NotFound."""
+    account = await _locked(session, tenant_id)
+    this_month = month_of(now_ms())
+    budget = await session.get(Budget, (tenant_id, month))
+    if budget is None:
+        raise NotFound("The tenant has no such budget.", code="budget_not_found", param="month")
+    was_in_force = await budget_of(session, tenant_id, this_month) is budget
+    await session.delete(budget)
+    await session.flush()
+    if was_in_force:
+        account.warned_month = ""
+        if account.month == this_month:
+            await warn(session, [account])
+
+
+async def _locked(session: WriteSession, tenant_id: str) -> Account:
+    rows = select(Account).where(Account.tenant_id == tenant_id)
+    return (await session.scalars(rows.with_for_update())).one()
 
 
 async def budgets(session: ReadSession, tenant_id: str | None) -> Sequence[Budget]:

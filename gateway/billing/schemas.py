@@ -73,6 +73,13 @@ class BudgetList(BaseModel):
     data: list[BudgetObject]
 
 
+class BudgetDeleted(BaseModel):
+    object: Literal["budget.deleted"] = "budget.deleted"
+    tenant_id: str
+    month: str | None
+    deleted: Literal[True] = True
+
+
 class BudgetStanding(BaseModel):
     """This month. `reserved`: the most that what has not ended may cost; `left`: what may still
     be asked for, null without a hard budget. Amounts are dollars."""

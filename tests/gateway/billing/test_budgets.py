@@ -324,3 +324,74 @@ async def test_lines_that_are_skipped_reserve_nothing(
     await deployment.finish_all()
     assert await standing(client) == (USED // 2, 0)
     assert await balanced(deployment)
+
+
+async def delete(admin: httpx.AsyncClient, tenant: Any, month: str | None = None) -> httpx.Response:
+    params = {} if month is None else {"month": month}
+    return await admin.delete(f"/v1/admin/budgets/{tenant.tenant_id}", params=params)
+
+
+async def test_a_deleted_budget_bounds_nothing_and_changes_nothing_that_was_accepted(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any, deployment: Any
+) -> None:
+    await budget(admin, tenant, hard_nano=MOST)
+    assert (await submit(client)).status_code == 202
+    assert (await submit(client)).status_code == 429
+    gone = await delete(admin, tenant)
+    assert (gone.status_code, gone.json()["deleted"]) == (200, True)
+    assert (await admin.get("/v1/admin/budgets")).json()["data"] == []
+    assert await standing(client) == (0, MOST)  # what is on its way keeps its reservation
+    assert (await client.get("/v1/budget")).json()["left"] is None
+    assert (await submit(client)).status_code == 202
+    await deployment.work()
+    assert await standing(client) == (2 * USED, 0)
+    assert await balanced(deployment)
+
+
+async def test_without_its_own_budget_a_month_has_that_of_every_month(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any, deployment: Any
+) -> None:
+    this_month = month_of(now_ms())
+    await budget(admin, tenant, hard_nano=MOST, soft_nano=1)
+    await budget(admin, tenant, month=this_month, hard_nano=10 * MOST)
+    assert (await submit(client)).status_code == 202
+    await deployment.work()
+    assert (await submit(client)).status_code == 202
+    assert await events(deployment) == []
+    assert (await delete(admin, tenant, this_month)).json()["month"] == this_month
+    assert (await submit(client)).status_code == 429  # over it already
+    assert await events(deployment) == ["budget.threshold_reached"]
+    await deployment.work()
+    assert await standing(client) == (2 * USED, 0)
+    assert await events(deployment) == ["budget.threshold_reached"]
+    assert await balanced(deployment)
+
+
+async def test_deleting_a_budget_that_is_not_in_force_tells_nobody(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any, deployment: Any
+) -> None:
+    await budget(admin, tenant, soft_nano=1)
+    await budget(admin, tenant, month=month_of(now_ms()), soft_nano=1)
+    await submit(client)
+    await deployment.work()
+    assert await events(deployment) == ["budget.threshold_reached"]
+    assert (await delete(admin, tenant)).status_code == 200
+    await submit(client)
+    await deployment.work()
+    assert await events(deployment) == ["budget.threshold_reached"]
+
+
+async def test_only_a_budget_that_is_there_can_be_deleted(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, tenant: Any
+) -> None:
+    await budget(admin, tenant, hard_nano=1)
+    for answer, status, param in (
+        (await delete(admin, tenant, "2026-11"), 404, "month"),
+        (await delete(admin, tenant, "2026-13"), 400, "month"),
+        (await admin.delete("/v1/admin/budgets/nobody"), 404, "tenant"),
+        (await client.delete(f"/v1/admin/budgets/{tenant.tenant_id}"), 403, None),
+    ):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert (await delete(admin, tenant)).status_code == 200
+    again = await delete(admin, tenant)
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "budget_not_found")
