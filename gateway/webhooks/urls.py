@@ -12,6 +12,10 @@ from gateway.webhooks.addresses import Address, is_public
 
 MAX_CHARS = 2048
 _NAME = re.compile(r"[a-z0-9._-]+")
+_UNLESS = (
+    " (for development an operator can allow http:// and private addresses with "
+    "BATTEN_WEBHOOK_ALLOW_PRIVATE=1)"
+)
 
 
 def check_url(url: str, param: str, allow_private: bool) -> str:
@@ -45,7 +49,7 @@ def _problem(url: str, allow_private: bool) -> str | None:
     except (httpx.InvalidURL, UnicodeError, ValueError):
         return "this is not a URL"
     if parsed.scheme != "https" and not (allow_private and parsed.scheme == "http"):
-        return "a URL must begin with https://"
+        return f"a URL must begin with https://{_UNLESS if parsed.scheme == 'http' else ''}"
     address = literal_address(host)
     if address is None and not _NAME.fullmatch(host):
         return "the URL names no host"
@@ -56,5 +60,5 @@ def _problem(url: str, allow_private: bool) -> str | None:
     if parsed.fragment:
         return "a URL must not have a fragment"
     if address is not None and not allow_private and not is_public(address):
-        return "the address is not a public one"
+        return f"the address is not a public one{_UNLESS}"
     return None

@@ -255,3 +255,13 @@ async def test_tls_is_checked_against_the_name_not_the_address(
     assert (unknown.status_code, unknown.error) == (None, "tls_failed")
     assert len(receiver.received) == 1
     await doubting.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "can_be_allowed"),
+    [("http://example.com/", True), ("https://127.0.0.1/", True), ("ftp://example.com/", False)],
+)
+def test_a_refusal_names_the_setting_that_lifts_it(url: str, can_be_allowed: bool) -> None:
+    with pytest.raises(BadRequest) as refused:
+        check_url(url, "url", allow_private=False)
+    assert ("BATTEN_WEBHOOK_ALLOW_PRIVATE=1" in refused.value.message) == can_be_allowed
