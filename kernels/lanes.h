@@ -132,6 +132,36 @@ inline Lanes load_steps(const T* x, int64_t count) {  // `count` numbers, then z
   return load_steps(padded);
 }
 
+// Steps that hold as many numbers of type T as `x` has, rounded.
+template <typename T>
+inline Lanes to_steps(const Lanes (&x)[PER_STEP<T>]) {
+#if defined(__AVX512BF16__)
+  if constexpr (PER_STEP<T> == 2) return (Lanes)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+#endif
+  return x[0];
+}
+
+// Eight steps of each.
+template <typename T>
+inline Lanes load_halves(const T* low, const T* high) {
+#define BATTEN_JOIN(a, b) \
+  __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+  if constexpr (PER_STEP<T> * sizeof(T) == sizeof(float)) {
+    typedef float Half __attribute__((vector_size(32)));
+    Half a, b;
+    std::memcpy(&a, low, sizeof(a));
+    std::memcpy(&b, high, sizeof(b));
+    return BATTEN_JOIN(a, b);
+  } else {
+    typedef uint16_t Half __attribute__((vector_size(16)));
+    Half a, b;
+    std::memcpy(&a, low, sizeof(a));
+    std::memcpy(&b, high, sizeof(b));
+    return (Lanes)(__builtin_convertvector(BATTEN_JOIN(a, b), Bits) << 16);
+  }
+#undef BATTEN_JOIN
+}
+
 template <typename T>
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes sums) {
 #if defined(__AVX512BF16__)
@@ -182,14 +212,22 @@ inline float sum(Lanes x) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+inline Lanes larger(Lanes a, Lanes b) {  // b where one is no number
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 inline float largest(Lanes x) {
   const Lanes a =
       larger(x, BATTEN_PAIR(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
   const Lanes b =
       larger(a, BATTEN_PAIR(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  return std::max(std::max(b[0], b[2]), std::max(b[1], b[3]));
+  const Lanes c =
+      larger(b, BATTEN_PAIR(b, b, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  return std::max(c[0], c[1]);
 }
 
 // to[i * stride] gets lane i of every x: a transposed square of 32-bit numbers.
@@ -233,7 +271,33 @@ inline Lanes exp_negative(Lanes x) {
   return x < -87.0f ? Lanes{} : p * power;
 }
 
-inline float exp_negative(float x) { return exp_negative(broadcast(x))[0]; }
+// 2^x for x <= 0; relative error below 2e-7 (Cephes' exp2f), 0 below -126, NaN stays NaN.
+inline Lanes exp2_negative(Lanes x) {
+  const Lanes clamped = larger(broadcast(-126.0f), x);
+#if defined(__AVX512F__)
+  const Lanes n = (Lanes)_mm512_roundscale_ps((__m512)clamped, 8);  // to the nearest integer
+#else
+  const Lanes shifted = clamped + 12582912.0f;
+  const Lanes n = shifted - 12582912.0f;
+#endif
+  const Lanes r = clamped - n;
+  Lanes p = broadcast(1.535336188e-4f);
+  p = fma(p, r, broadcast(1.339887440e-3f));
+  p = fma(p, r, broadcast(9.618437357e-3f));
+  p = fma(p, r, broadcast(5.550332471e-2f));
+  p = fma(p, r, broadcast(2.402264791e-1f));
+  p = fma(p, r, broadcast(6.931472028e-1f));
+  p = fma(p, r, broadcast(1.0f));
+#if defined(__AVX512F__)
+  const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Lanes)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
+  const Lanes power = (Lanes)(((Ints)shifted - 0x4b400000 + 127) << 23);
+  return x < -126.0f ? Lanes{} : p * power;
+#endif
+}
+
+inline float exp2_negative(float x) { return exp2_negative(broadcast(x))[0]; }
 
 inline Lanes hyperbolic_tangent(Lanes x) {
   const Lanes size = x < 0.0f ? -x : x;

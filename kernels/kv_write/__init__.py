@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from kernels import backend
@@ -33,17 +35,14 @@ def kv_write(
         value        [tokens, kv_heads, value_dim]
         key_cache    [blocks, kv_heads, block_size, key_dim]
         value_cache  [blocks, kv_heads, block_size, value_dim]
+
+    Where within their block and head numbers lie is the implementation's own: only
+    `paged_attention` reads them, and `copy_blocks` copies whole blocks.
     """
     if not _fits(key, value, key_cache, value_cache, plan):
         _refuse(key, value, key_cache, value_cache, plan)
-    if backend.uses_triton(key_cache):
-        from kernels.kv_write import triton_kernel
-
-        triton_kernel.kv_write(key, value, key_cache, value_cache, plan)
-        return
-    from kernels.kv_write import reference
-
-    reference.kv_write(key, value, key_cache, value_cache, plan)
+    run = _implementation(key_cache.device.type, key_cache.dtype, *key_cache.shape[2:])
+    run(key, value, key_cache, value_cache, plan)
 
 
 def _fits(
@@ -83,6 +82,22 @@ def _refuse(
     if size != plan.block_size:
         raise KernelArgumentError("plan", f"block_size {plan.block_size}, cache has {size}")
     raise KernelArgumentError("plan", f"block {plan.last_block} of {blocks}")
+
+
+@functools.cache
+def _implementation(
+    device: str, dtype: torch.dtype, block_size: int, key_dim: int
+) -> Callable[..., None]:
+    """See `kernels.backend`. That of `paged_attention`, which reads what is written here."""
+    if backend.triton_serves(device):
+        from kernels.kv_write import triton_kernel
+
+        return triton_kernel.kv_write
+    from kernels.kv_write import cpu, reference
+    from kernels.paged_attention import cpu as attention
+
+    native = attention.serves(device, dtype, block_size, key_dim)
+    return cpu.kv_write if native else reference.kv_write
 
 
 def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:

@@ -102,7 +102,8 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of every packed query over its own sequence's blocks.
 
-    The keys and values of the queries themselves must have been written before.
+    The keys and values of the queries themselves must have been written before, all of them by
+    `kernels.kv_write`.
 
     Semantics:
         for s, (count, length) in enumerate(zip(plan.query_lens, plan.kv_lens)):
@@ -135,7 +136,7 @@ def paged_attention(
     if not _fits(query, key_cache, value_cache, plan, window, softcap, sinks):
         _refuse(query, key_cache, value_cache, plan, window, softcap, sinks)
         query = query.contiguous()
-    run = _implementation(query.device.type, query.dtype)
+    run = _implementation(query.device.type, query.dtype, *key_cache.shape[2:])
     return run(
         query,
         key_cache,
@@ -219,7 +220,9 @@ def _refuse(
 
 
 @functools.cache
-def _implementation(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
+def _implementation(
+    device: str, dtype: torch.dtype, block_size: int, key_dim: int
+) -> Callable[..., Tensor]:
     """See `kernels.backend`."""
     if backend.triton_serves(device):
         from kernels.paged_attention import triton_kernel
@@ -227,7 +230,7 @@ def _implementation(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
         return triton_kernel.paged_attention
     from kernels.paged_attention import cpu, reference
 
-    native = cpu.is_available(device, dtype)
+    native = cpu.serves(device, dtype, block_size, key_dim)
     return cpu.paged_attention if native else reference.paged_attention
 
 

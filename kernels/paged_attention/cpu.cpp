@@ -1,15 +1,19 @@
 // Attention over paged keys and values: decodes, chunks of prompts, and shared prefixes.
 //
 // A row (one query of one head) walks its own keys in tiles of KEYS positions and keeps a running
-// maximum, total and weighted sum; after SPLIT positions it begins anew and the parts are merged
+// maximum, totals and a weighted sum; after SPLIT positions it begins anew and the parts are merged
 // in order. Tiles and parts begin at multiples of their size, and no step of a row looks at other
 // rows: its bits depend on its own query, keys and values alone. Which rows are computed side by
 // side, so that they read a tile once, is free; so is which thread computes which part.
 //
-// Scores, weights and sums are float32. Method: online softmax, as in FlashAttention.
+// Scores, weights and sums are float32. Method: online softmax, as in FlashAttention. Keys lie as
+// kernels/kv_write/cpu.cpp writes them.
 
 #include "../lanes.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 using namespace batten;
@@ -17,12 +21,17 @@ using namespace batten;
 namespace {
 
 constexpr int64_t KEYS = 64;
+constexpr int GROUPS = KEYS / LANES;
 constexpr int64_t SPLIT = 1024;
-constexpr int ROWS = 6;  // of a register tile
+constexpr int ROWS = 6;           // of a register tile
+constexpr float LOG2_E = 1.44269504f;
+constexpr int64_t ENOUGH = 4;     // tasks of a thread, for all to end at about the same time
 
 struct Item {  // neighbouring queries of one sequence
   int64_t sequence, row, count, position;
   int64_t shared;  // positions whose blocks are also those of the item before
+
+  int64_t end() const { return position + count; }
 };
 
 struct Shape {
@@ -33,15 +42,7 @@ struct Shape {
 
   int64_t group() const { return heads / kv_heads; }
   int64_t padded_value() const { return (value_dim + LANES - 1) / LANES * LANES; }
-  // Floats that hold one part of one row: its maximum, total and sums.
-  int64_t part_size() const { return padded_value() + LANES; }
 };
-
-struct Range {  // of keys of a tile
-  int64_t from, to;
-};
-
-inline bool operator==(Range a, Range b) { return a.from == b.from && a.to == b.to; }
 
 template <typename T>
 struct Call {
@@ -53,189 +54,360 @@ struct Call {
   T* out;
 };
 
-// scores[row][key] = dot(query[row], key), of a row block; `tile` holds the keys transposed.
-template <typename T, int COUNT>
-void score_rows(const float* queries, const float* tile, int64_t steps, float* scores) {
-  for (int64_t column = 0; column < KEYS; column += VECTORS * LANES) {
-    Lanes sums[COUNT][VECTORS] = {};
-    for (int64_t step = 0; step < steps; step++) {
-      Lanes keys[VECTORS];
-      BATTEN_UNROLL
-      for (int v = 0; v < VECTORS; v++) keys[v] = load(tile + step * KEYS + column + v * LANES);
-      BATTEN_UNROLL
-      for (int r = 0; r < COUNT; r++) {
-        const Lanes number = broadcast(queries[r * steps + step]);
-        BATTEN_UNROLL
-        for (int v = 0; v < VECTORS; v++) {
-          sums[r][v] = multiply_add<T>(number, keys[v], sums[r][v]);
-        }
-      }
-    }
-    BATTEN_UNROLL
-    for (int r = 0; r < COUNT; r++) {
-      BATTEN_UNROLL
-      for (int v = 0; v < VECTORS; v++) {
-        store(scores + r * KEYS + column + v * LANES, sums[r][v]);
-      }
-    }
-  }
-}
-
-// sums[row] = sums[row] * shrink[row] + weights[row] @ values, for keys of `range`.
-template <typename V, int COUNT>
-void add_values(const V* const* values, const float* weights, const float* shrinks, Range range,
-                int64_t padded, float* sums, int64_t stride) {
-  for (int64_t column = 0; column < padded; column += VECTORS * LANES) {
-    const int64_t left = std::min<int64_t>(VECTORS, (padded - column) / LANES);
-    const auto add = [&](auto width) {
-      constexpr int WIDTH = decltype(width)::value;
-      Lanes totals[COUNT][WIDTH];
-      BATTEN_UNROLL
-      for (int r = 0; r < COUNT; r++) {
-        BATTEN_UNROLL
-        for (int v = 0; v < WIDTH; v++) {
-          totals[r][v] = load(sums + r * stride + column + v * LANES) * shrinks[r];
-        }
-      }
-      for (int64_t key = range.from; key < range.to; key++) {
-        Lanes value[WIDTH];
-        BATTEN_UNROLL
-        for (int v = 0; v < WIDTH; v++) value[v] = load(values[key] + column + v * LANES);
-        BATTEN_UNROLL
-        for (int r = 0; r < COUNT; r++) {
-          const Lanes weight = broadcast(weights[r * KEYS + key]);
-          BATTEN_UNROLL
-          for (int v = 0; v < WIDTH; v++) totals[r][v] = fma(weight, value[v], totals[r][v]);
-        }
-      }
-      BATTEN_UNROLL
-      for (int r = 0; r < COUNT; r++) {
-        BATTEN_UNROLL
-        for (int v = 0; v < WIDTH; v++) store(sums + r * stride + column + v * LANES, totals[r][v]);
-      }
-    };
-    if (left >= 4) {
-      add(std::integral_constant<int, 4>{});
-    } else if (left == 3) {
-      add(std::integral_constant<int, 3>{});
-    } else if (left == 2) {
-      add(std::integral_constant<int, 2>{});
-    } else {
-      add(std::integral_constant<int, 1>{});
-    }
-  }
-}
-
-// Calls visit(first, integral_constant) for blocks of at most ROWS rows.
-template <int COUNT = ROWS, typename Visit>
-void by_rows(int64_t first, int64_t stop, Visit visit) {
-  while (stop - first >= COUNT) {
-    visit(first, std::integral_constant<int, COUNT>{});
-    first += COUNT;
-  }
-  if constexpr (COUNT > 1) {
-    if (first < stop) by_rows<COUNT - 1>(first, stop, visit);
-  }
-}
-
-inline void merge(float* total, const float* part, int64_t padded) {
-  const float highest = std::max(total[0], part[0]);
-  if (!(part[0] > -INF) && part[1] == 0) return;  // saw no key
-  const float old = total[1] == 0 ? 0 : exp_negative(total[0] - highest);
-  const float added = exp_negative(part[0] - highest);
-  total[0] = highest;
-  total[1] = total[1] * old + part[1] * added;
-  for (int64_t i = LANES; i < LANES + padded; i += LANES) {
-    store(total + i, fma(load(part + i), broadcast(added), load(total + i) * old));
-  }
-}
-
-// What a thread computes in, kept from task to task.
-struct Scratch {
-  std::vector<float> tile, wide, queries, scores, shrinks, parts, totals;
-  std::vector<Range> ranges;
-  std::vector<int64_t> offsets;
+struct Range {  // of keys of a tile
+  int64_t from, to;
 };
 
-template <typename V>
-auto* at_least(V& buffer, size_t size) {
-  if (buffer.size() < size) buffer.resize(size);
-  return buffer.data();
-}
+inline bool operator==(Range a, Range b) { return a.from == b.from && a.to == b.to; }
 
-// The rows of neighbouring items, and one kv head.
+// Begins at a cache line and is not filled.
 template <typename T>
-class Walk {
+class Buffer {
  public:
-  Walk(const Call<T>& call, int64_t kv_head, int64_t first, int64_t stop, Scratch& scratch)
-      : call_(call), s_(call.s), kv_head_(kv_head), first_(first), stop_(stop) {
-    steps_ = (s_.key_dim + PER_STEP<T> - 1) / PER_STEP<T>;
-    padded_ = s_.padded_value();
-    offsets_ = at_least(scratch.offsets, stop - first + 1);
-    for (int64_t i = first; i < stop; i++) {
-      offsets_[i - first] = rows_;
-      rows_ += call.items[i].count * s_.group();
+  T* at_least(size_t size) {
+    if (size_ < size) {
+      data_.reset(static_cast<T*>(std::aligned_alloc(64, (size * sizeof(T) + 63) / 64 * 64)));
+      if (!data_) std::abort();
+      size_ = size;
     }
-    offsets_[stop - first] = rows_;
-    tile_ = at_least(scratch.tile, (steps_ + LANES - 1) / LANES * LANES * KEYS);
-    wide_ = at_least(scratch.wide, KEYS * padded_);
-    queries_ = at_least(scratch.queries, rows_ * steps_);
-    scores_ = at_least(scratch.scores, rows_ * KEYS);
-    shrinks_ = at_least(scratch.shrinks, rows_);
-    ranges_ = at_least(scratch.ranges, rows_);
-    parts_ = at_least(scratch.parts, rows_ * s_.part_size());
-    load_queries();
+    return data_.get();
   }
 
-  int64_t rows() const { return rows_; }
-  const float* part(int64_t row) const { return parts_ + row * s_.part_size(); }
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t size_ = 0;
+};
 
-  void compute(int64_t split) {
-    for (int64_t row = 0; row < rows_; row++) {
-      float* part = parts_ + row * s_.part_size();
-      std::fill(part, part + s_.part_size(), 0.0f);
-      part[0] = -INF;
-    }
-    walk(first_, stop_, split * (SPLIT / KEYS), (split + 1) * (SPLIT / KEYS));
+// Blocks lie anywhere in memory, where the processor's own prefetching doesn't follow. What comes
+// next is fetched a few lines at a time, between computations: all at once there is no room for.
+class Ahead {
+ public:
+  void add(const void* from, int64_t bytes) {
+    chunks_.push_back({static_cast<const char*>(from), bytes});
   }
 
-  // Calls visit(row of this walk, token, head).
-  template <typename Visit>
-  void each_row(Visit visit) const {
-    for (int64_t i = first_; i < stop_; i++) {
-      const Item& item = call_.items[i];
-      for (int64_t n = 0; n < item.count * s_.group(); n++) {
-        visit(offsets_[i - first_] + n, item.row + n / s_.group(),
-              kv_head_ * s_.group() + n % s_.group());
-      }
+  // Lines for `turns` of a loop at most, of which each fetches so many from `at` on, or, where
+  // there are none left, its own again.
+  struct Share {
+    const char* at;
+    int64_t turns, step;
+  };
+
+  Share share(int lines, int64_t turns, const void* own) {
+    if (at_ >= stop_ && !advance()) return {static_cast<const char*>(own), turns, 0};
+    const Share share{at_, std::min(turns, (stop_ - at_ + lines * LINE - 1) / (lines * LINE)),
+                      lines * LINE};
+    at_ += share.turns * share.step;
+    return share;
+  }
+
+  template <int LINES>
+  static void fetch(Share& share) {
+    BATTEN_UNROLL
+    for (int i = 0; i < LINES; i++) __builtin_prefetch(share.at + i * LINE, 0, 2);
+    share.at += share.step;
+  }
+
+  // What is left.
+  void fetch_all() {
+    for (; at_ < stop_ || advance(); at_ += LINE) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  static constexpr int64_t LINE = 64;
+  struct Chunk {
+    const char* from;
+    int64_t bytes;
+  };
+
+  bool advance() {
+    if (chunks_.empty()) return false;
+    const Chunk chunk = chunks_.back();
+    chunks_.pop_back();
+    at_ = chunk.from;
+    stop_ = at_ + chunk.bytes;
+    return true;
+  }
+
+  std::vector<Chunk> chunks_;
+  const char *at_ = nullptr, *stop_ = nullptr;
+};
+
+struct Visit {  // of items [first, last) to keys [position, position + count)
+  int64_t first, last, position, count;
+};
+
+// What a thread computes in, kept from task to task and from call to call.
+struct Scratch {
+  Buffer<float> keys, values, queries, scores, tops, shrinks, parts, totals;
+  Buffer<Range> ranges;
+  Buffer<int64_t> offsets;
+  std::vector<Visit> visits;
+  Ahead ahead;
+};
+
+// Numbers of step i of the keys of group v are at low[v] + i * stride; where a block may have but
+// eight of them, those of its later half are at high[v].
+template <typename T>
+struct KeyTile {
+  const T *low[GROUPS], *high[GROUPS];
+  int64_t stride;
+};
+
+// Numbers of step i of a tile's values, one row for PER_STEP keys, are row (first + i) % size of
+// block (first + i) / size.
+template <typename T>
+struct ValueTile {
+  const T* blocks[KEYS + 1];
+  int64_t first, size, stride;
+};
+
+// The step that sums up those it is multiplied with.
+template <typename T>
+const Lanes ONES = PER_STEP<T> == 2 ? (Lanes)(Bits{} + 0x3f803f80) : broadcast(1.0f);
+
+// What a row knows after some of its keys: the highest of their scores (a power of two), and the
+// sums of 2^(score - highest), in lanes, and of that times values.
+class Part {
+ public:
+  static int64_t size(const Shape& s) { return 2 * LANES + s.padded_value(); }
+  explicit Part(float* data) : data_(data) {}
+
+  void clear(const Shape& s) const {
+    std::fill(data_, data_ + size(s), 0.0f);
+    highest() = -INF;
+  }
+  float* data() const { return data_; }
+  float& highest() const { return data_[0]; }
+  float* totals() const { return data_ + LANES; }
+  float* sums() const { return data_ + 2 * LANES; }
+
+  void merge(const Part& other, const Shape& s) const {
+    const float highest = std::max(this->highest(), other.highest());
+    if (highest == -INF && sum(load(other.totals())) == 0) return;  // it saw no key
+    const float kept = exp2_negative(this->highest() - highest);
+    const float added = exp2_negative(other.highest() - highest);
+    this->highest() = highest;
+    for (int64_t i = LANES; i < size(s); i += LANES) {
+      store(data_ + i, fma(load(other.data_ + i), broadcast(added), load(data_ + i) * kept));
     }
   }
 
  private:
+  float* data_;
+};
+
+// scores[row][key] = dot(query[row], key), for groups [group, group + WIDTH) of keys.
+template <typename T, int COUNT, int WIDTH, bool HALVES>
+void score(const float* queries, int64_t steps, const KeyTile<T>& tile, int group, float* scores,
+           Ahead& ahead) {
+  Lanes sums[COUNT][WIDTH] = {};
+  for (int64_t step = 0; step < steps;) {
+    Ahead::Share share = ahead.share(WIDTH, steps - step, queries);
+    for (const int64_t stop = step + share.turns; step < stop; step++) {
+      Ahead::fetch<WIDTH>(share);
+      Lanes keys[WIDTH];
+      BATTEN_UNROLL
+      for (int v = 0; v < WIDTH; v++) {
+        const T* low = tile.low[group + v] + step * tile.stride;
+        keys[v] = HALVES ? load_halves(low, tile.high[group + v] + step * tile.stride)
+                         : load_steps(low);
+      }
+      BATTEN_UNROLL
+      for (int r = 0; r < COUNT; r++) {
+        const Lanes number = broadcast(queries[r * steps + step]);
+        BATTEN_UNROLL
+        for (int v = 0; v < WIDTH; v++) sums[r][v] = multiply_add<T>(number, keys[v], sums[r][v]);
+      }
+    }
+  }
+  BATTEN_UNROLL
+  for (int r = 0; r < COUNT; r++) {
+    BATTEN_UNROLL
+    for (int v = 0; v < WIDTH; v++) store(scores + r * KEYS + (group + v) * LANES, sums[r][v]);
+  }
+}
+
+// sums[row] = sums[row] * shrinks[row] + weights[row] @ values, for keys of `range` and `WIDTH`
+// Lanes of values from `column` on. Rows of `weights` are KEYS floats apart, those of `sums` are
+// `stride`.
+template <typename T, int COUNT, int WIDTH>
+void add_values(const ValueTile<T>& tile, const float* weights, const float* shrinks, Range range,
+                int64_t column, float* sums, int64_t stride, Ahead& ahead) {
+  constexpr int64_t EACH = PER_STEP<T>;
+  constexpr int LINES = EACH == 2 ? WIDTH : (WIDTH + 1) / 2;
+  Lanes totals[COUNT][WIDTH];
+  BATTEN_UNROLL
+  for (int r = 0; r < COUNT; r++) {
+    BATTEN_UNROLL
+    for (int v = 0; v < WIDTH; v++) {
+      totals[r][v] = load(sums + r * stride + column + v * LANES) * shrinks[r];
+    }
+  }
+  const auto add = [&](const T* values, int64_t step, auto visible) {
+    Lanes value[WIDTH];
+    BATTEN_UNROLL
+    for (int v = 0; v < WIDTH; v++) value[v] = visible(load_steps(values + v * LANES * EACH));
+    BATTEN_UNROLL
+    for (int r = 0; r < COUNT; r++) {
+      const Lanes weight = broadcast(weights[r * KEYS + step]);
+      BATTEN_UNROLL
+      for (int v = 0; v < WIDTH; v++) {
+        totals[r][v] = multiply_add<T>(weight, value[v], totals[r][v]);
+      }
+    }
+  };
+  const auto row = [&](int64_t step) {
+    const int64_t at = tile.first + step;
+    return tile.blocks[at / tile.size] + at % tile.size * tile.stride + column * EACH;
+  };
+  // A hidden key's weight is 0, but what lies in its place may be anything.
+  if (range.from % EACH) {
+    add(row(range.from / EACH), range.from / EACH,
+        [](Lanes pairs) { return (Lanes)((Bits)pairs & 0xffff0000); });
+  }
+  for (int64_t step = (range.from + EACH - 1) / EACH; step < range.to / EACH;) {
+    const int64_t left = tile.size - (tile.first + step) % tile.size;
+    const int64_t turns = std::min(left, range.to / EACH - step);
+    const T* values = row(step);
+    Ahead::Share share = ahead.share(LINES, turns, weights);
+    for (const int64_t stop = step + share.turns; step < stop; step++, values += tile.stride) {
+      Ahead::fetch<LINES>(share);
+      add(values, step, [](Lanes whole) { return whole; });
+    }
+  }
+  if (range.to % EACH) {
+    add(row(range.to / EACH), range.to / EACH,
+        [](Lanes pairs) { return (Lanes)((Bits)pairs & 0x0000ffff); });
+  }
+  BATTEN_UNROLL
+  for (int r = 0; r < COUNT; r++) {
+    BATTEN_UNROLL
+    for (int v = 0; v < WIDTH; v++) store(sums + r * stride + column + v * LANES, totals[r][v]);
+  }
+}
+
+// Calls visit(first, integral_constant) for runs of at most COUNT of [first, stop).
+template <int COUNT, typename Visit>
+void in_runs(int64_t first, int64_t stop, Visit visit) {
+  for (; stop - first >= COUNT; first += COUNT) {
+    visit(first, std::integral_constant<int, COUNT>{});
+  }
+  if constexpr (COUNT > 1) {
+    if (first < stop) in_runs<COUNT - 1>(first, stop, visit);
+  }
+}
+
+// Some parts of the rows of items [first, stop), over some kv heads; whole: all their parts.
+struct Piece {
+  int64_t first, stop, head, heads, split, splits;
+  bool whole;
+};
+
+// Calls visit(row of the piece, token, head).
+template <typename T, typename Visit>
+void each_row(const Call<T>& call, const Piece& piece, Visit visit) {
+  const int64_t group = call.s.group();
+  int64_t row = 0;
+  for (int64_t kv_head = piece.head; kv_head < piece.head + piece.heads; kv_head++) {
+    for (int64_t i = piece.first; i < piece.stop; i++) {
+      const Item& item = call.items[i];
+      for (int64_t n = 0; n < item.count * group; n++) {
+        visit(row++, item.row + n / group, kv_head * group + n % group);
+      }
+    }
+  }
+}
+
+// A piece in work.
+template <typename T>
+class Walk {
+ public:
+  Walk(const Call<T>& call, const Piece& piece, Scratch& scratch)
+      : call_(call), s_(call.s), piece_(piece), steps_(call.s.key_dim / PER_STEP<T>),
+        padded_(call.s.padded_value()),
+        factor_(call.s.softcap > 0 ? call.s.scale / call.s.softcap : call.s.scale * LOG2_E),
+        visits_(scratch.visits), ahead_(scratch.ahead) {
+    offsets_ = scratch.offsets.at_least(piece.stop - piece.first + 1);
+    for (int64_t i = piece.first; i < piece.stop; i++) {
+      offsets_[i - piece.first] = rows_;
+      rows_ += call.items[i].count * s_.group();
+    }
+    offsets_[piece.stop - piece.first] = rows_;
+    packed_ = reinterpret_cast<T*>(scratch.keys.at_least(steps_ * KEYS));
+    wide_ = reinterpret_cast<T*>(scratch.values.at_least(KEYS * padded_));
+    queries_ = scratch.queries.at_least(piece.heads * rows_ * steps_ + LANES);
+    scores_ = scratch.scores.at_least(rows_ * KEYS);
+    tops_ = scratch.tops.at_least(rows_ + LANES);
+    shrinks_ = scratch.shrinks.at_least(rows_ + LANES);
+    ranges_ = scratch.ranges.at_least(rows_);
+    parts_ = scratch.parts.at_least(piece.heads * rows_ * Part::size(s_));
+    totals_ = piece.splits > 1 ? scratch.totals.at_least(numbers()) : parts_;
+    load_queries();
+  }
+
+  // `then`: what this thread computes after it, or null.
+  void compute(const Piece* then) {
+    for (int64_t split = piece_.split; split < piece_.split + piece_.splits; split++) {
+      for (int64_t row = 0; row < piece_.heads * rows_; row++) part(row).clear(s_);
+      compute(split, split + 1 < piece_.split + piece_.splits ? nullptr : then);
+      if (parts_ == totals_) return;
+      if (split == piece_.split) {
+        std::copy_n(parts_, numbers(), totals_);
+        continue;
+      }
+      for (int64_t at = 0; at < numbers(); at += Part::size(s_)) {
+        Part(totals_ + at).merge(Part(parts_ + at), s_);
+      }
+    }
+  }
+
+  // What `compute` has found: each row's part, `numbers` in all.
+  float* totals() const { return totals_; }
+  int64_t numbers() const { return piece_.heads * rows_ * Part::size(s_); }
+
+ private:
+  Part part(int64_t row) const { return Part(parts_ + row * Part::size(s_)); }
+
+  void compute(int64_t split, const Piece* then) {
+    constexpr int64_t TILES = SPLIT / KEYS;
+    visits_.clear();
+    plan(piece_.first, piece_.stop, split * TILES, (split + 1) * TILES);
+    for (size_t i = 0; i < visits_.size(); i++) {
+      if (i + 1 < visits_.size()) {
+        look_ahead(visits_[i + 1], piece_);
+      } else if (then) {
+        look_ahead(first_visit(*then), *then);
+      }
+      attend(visits_[i]);
+      ahead_.fetch_all();
+    }
+  }
+
   void load_queries() {
-    each_row([&](int64_t row, int64_t token, int64_t head) {
+    each_row(call_, piece_, [&](int64_t row, int64_t token, int64_t head) {
       const T* query = call_.query + token * s_.query_stride + head * s_.query_head_stride;
-      float* to = queries_ + row * steps_;
       for (int64_t step = 0; step < steps_; step += LANES) {
-        const Lanes lanes =
-            load_steps(query + step * PER_STEP<T>, s_.key_dim - step * PER_STEP<T>);
-        std::memcpy(to + step, &lanes, std::min(LANES, steps_ - step) * sizeof(float));
+        const Lanes lanes = load_steps(query + step * PER_STEP<T>,
+                                       s_.key_dim - step * PER_STEP<T>);
+        store(queries_ + row * steps_ + step, lanes);  // later rows overwrite what is too much
       }
     });
   }
-
-  static int64_t end(const Item& item) { return item.position + item.count; }
 
   int64_t begin(const Item& item) const {
     return s_.window ? std::max<int64_t>(item.position - s_.window + 1, 0) : 0;
   }
 
-  // Tiles [tile, stop) of items [first, last), those that share a tile together.
-  void walk(int64_t first, int64_t last, int64_t tile, int64_t stop) {
-    int64_t from = begin(call_.items[first]), to = end(call_.items[first]);
+  // Visits to tiles [tile, stop) of items [first, last), those that share a tile together.
+  void plan(int64_t first, int64_t last, int64_t tile, int64_t stop) {
+    int64_t from = begin(call_.items[first]), to = call_.items[first].end();
     for (int64_t i = first + 1; i < last; i++) {
       from = std::min(from, begin(call_.items[i]));
-      to = std::max(to, end(call_.items[i]));
+      to = std::max(to, call_.items[i].end());
     }
     tile = std::max(tile, from / KEYS);
     stop = std::min(stop, (to + KEYS - 1) / KEYS);
@@ -246,253 +418,296 @@ class Walk {
       if (run < last) {
         for (int64_t start = first; start < last; start = run) {
           for (run = start + 1; run < last && shares(run);) run++;
-          walk(start, run, tile, stop);
+          plan(start, run, tile, stop);
         }
         return;
       }
-      attend(first, last, tile, tile + 1 < stop);
+      visits_.push_back({first, last, tile * KEYS, std::min(to - tile * KEYS, KEYS)});
     }
   }
 
-  void attend(int64_t first, int64_t last, int64_t tile, bool more) {
-    const int64_t rows_from = offsets_[first - first_], rows_to = offsets_[last - first_];
-    const int64_t position = tile * KEYS;
-    int64_t limit = 0;
+  // About where a piece begins.
+  Visit first_visit(const Piece& piece) const {
+    const Item& item = call_.items[piece.first];
+    const int64_t position = std::max(begin(item) / KEYS * KEYS, piece.split * SPLIT);
+    return {piece.first, piece.first + 1, position, std::min(item.end() - position, KEYS)};
+  }
+
+  void look_ahead(const Visit& visit, const Piece& piece) {
+    const int64_t size = s_.block_size;
+    if (size > KEYS) return;  // the processor follows these
+    const int64_t* table = table_of(visit.first);
+    const int64_t first = visit.position / size;
+    for (int64_t block = (visit.position + visit.count - 1) / size; block >= first; block--) {
+      const int64_t at = (table[block] * s_.kv_heads + piece.head) * size;
+      const int64_t bytes = piece.heads * size * sizeof(T);
+      ahead_.add(call_.values + at * s_.value_dim, bytes * s_.value_dim);
+      ahead_.add(call_.keys + at * s_.key_dim, bytes * s_.key_dim);
+    }
+  }
+
+  const int64_t* table_of(int64_t item) const {
+    return call_.tables + call_.items[item].sequence * s_.table_width;
+  }
+
+  void attend(const Visit& visit) {
+    const int64_t from = offsets_[visit.first - piece_.first];
+    const int64_t to = offsets_[visit.last - piece_.first];
+    const int64_t* table = table_of(visit.first);
+    const int64_t position = visit.position, count = visit.count;
+    find_ranges(visit.first, visit.last, position);
+    for (int64_t head = 0; head < piece_.heads; head++) {
+      score_rows(table, head, position, count, from, to);
+      weigh(head, from, to, count);
+      const ValueTile<T> values = value_tile(table, piece_.head + head, position, count);
+      add(padded_ == s_.value_dim ? values : widen(values, count), head, from, to);
+    }
+  }
+
+  void find_ranges(int64_t first, int64_t last, int64_t position) {
     for (int64_t i = first; i < last; i++) {
       const Item& item = call_.items[i];
-      limit = std::max(limit, end(item));
       for (int64_t n = 0; n < item.count; n++) {
         const int64_t at = item.position + n;
         const int64_t from = s_.window ? std::max<int64_t>(at - s_.window + 1 - position, 0) : 0;
         const Range range{from, std::min(at + 1 - position, KEYS)};
-        std::fill_n(ranges_ + offsets_[i - first_] + n * s_.group(), s_.group(), range);
+        std::fill_n(ranges_ + offsets_[i - piece_.first] + n * s_.group(), s_.group(), range);
       }
     }
-    point(first, position, std::min(limit, position + KEYS));
-    std::copy_n(next_keys_, KEYS, keys_);
-    std::copy_n(next_values_, KEYS, values_);
-    if (more) point(first, position + KEYS, std::min(limit, position + 2 * KEYS));
-    transpose(more);
-    by_rows(rows_from, rows_to, [&](int64_t row, auto count) {
-      score_rows<T, decltype(count)::value>(queries_ + row * steps_, tile_, steps_,
-                                            scores_ + row * KEYS);
+  }
+
+  void score_rows(const int64_t* table, int64_t head, int64_t position, int64_t count,
+                  int64_t from, int64_t to) {
+    const bool halves = s_.block_size % LANES && s_.block_size % (LANES / 2) == 0;
+    const KeyTile<T> tile = key_tile(table, piece_.head + head, position, count);
+    const int groups = (count + LANES - 1) / LANES;
+    in_runs<ROWS>(from, to, [&](int64_t row, auto rows) {
+      in_runs<VECTORS>(0, groups, [&](int64_t group, auto width) {
+        constexpr int COUNT = decltype(rows)::value, WIDTH = decltype(width)::value;
+        const auto run = halves ? score<T, COUNT, WIDTH, true> : score<T, COUNT, WIDTH, false>;
+        run(queries_ + (head * rows_ + row) * steps_, steps_, tile, group, scores_ + row * KEYS,
+            ahead_);
+      });
     });
-    for (int64_t row = rows_from; row < rows_to; row++) weigh(row);
-    for (int64_t key = 0; more && key < KEYS; key++) fetch(next_values_[key], s_.value_dim);
-    if (rows_to - rows_from > ROWS || padded_ != s_.value_dim) {
-      const float* wide[KEYS];
-      for (int64_t key = 0; key < KEYS; key++) wide[key] = wide_ + key * padded_;
-      for (int64_t key = 0; key < std::min(limit - position, KEYS); key++) {
-        for (int64_t i = 0; i < padded_; i += LANES) {
-          store(wide_ + key * padded_ + i, load(values_[key] + i, s_.value_dim - i));
-        }
-      }
-      add(wide, rows_from, rows_to);
-    } else {
-      add(values_, rows_from, rows_to);
-    }
   }
 
-  // Where keys and values of positions [position, limit) lie; past them, some that may be read.
-  void point(int64_t item, int64_t position, int64_t limit) {
-    const int64_t* table = call_.tables + call_.items[item].sequence * s_.table_width;
+  KeyTile<T> key_tile(const int64_t* table, int64_t kv_head, int64_t position, int64_t count) {
+    constexpr int64_t NUMBERS = PER_STEP<T>, HALF = LANES / 2;
     const int64_t size = s_.block_size;
-    const int64_t spare = table[position / size] * s_.kv_heads + kv_head_;
-    for (int64_t key = 0; key < KEYS;) {
-      const int64_t at = position + key;
-      const bool used = at < limit;
-      const int64_t base = used ? table[at / size] * s_.kv_heads + kv_head_ : spare;
-      const int64_t offset = used ? at % size : 0;
-      const T* k = call_.keys + (base * size + offset) * s_.key_dim;
-      const T* v = call_.values + (base * size + offset) * s_.value_dim;
-      const int64_t count = used ? std::min({size - offset, limit - at, KEYS - key}) : KEYS - key;
-      for (int64_t n = 0; n < count; n++) {
-        next_keys_[key + n] = k + (used ? n * s_.key_dim : 0);
-        next_values_[key + n] = v + (used ? n * s_.value_dim : 0);
+    const auto key = [&](int64_t number) {  // past the last: some that may be read
+      const int64_t at = position + (number < count ? number : 0);
+      const T* block = call_.keys + (table[at / size] * s_.kv_heads + kv_head) * size * s_.key_dim;
+      return block + at % size * NUMBERS;
+    };
+    KeyTile<T> tile;
+    if (size % HALF == 0) {
+      tile.stride = size * NUMBERS;
+      for (int v = 0; v < GROUPS; v++) {
+        tile.low[v] = key(v * LANES);
+        tile.high[v] = key(v * LANES + HALF);
       }
-      key += count;
+      return tile;
     }
-  }
-
-  // Blocks lie anywhere in memory, where the processor's own prefetching doesn't follow. Called in
-  // pieces with work between them: what there is no room for is dropped.
-  static void fetch(const T* from, int64_t count) {
-    const char* bytes = reinterpret_cast<const char*>(from);
-    for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) {
-      __builtin_prefetch(bytes + i, 0, 2);
-    }
-  }
-
-  void transpose(bool more) {
-    for (int64_t step = 0; step < steps_; step += LANES) {
-      const int64_t done = step * PER_STEP<T>;
-      for (int64_t key = 0; key < KEYS; key += LANES) {
-        Lanes rows[LANES];
-        for (int i = 0; i < LANES; i++) {
-          rows[i] = load_steps(keys_[key + i] + done, s_.key_dim - done);
-        }
-        store_transposed(rows, tile_ + step * KEYS + key, KEYS);
-        if (!more || step) continue;
-        for (int i = 0; i < LANES; i++) fetch(next_keys_[key + i], s_.key_dim);
+    tile.stride = KEYS * NUMBERS;
+    for (int64_t number = 0; number < KEYS; number++) {
+      const T* numbers = key(number);
+      for (int64_t step = 0; step < steps_; step++) {
+        std::memcpy(packed_ + step * tile.stride + number * NUMBERS,
+                    numbers + step * size * NUMBERS, NUMBERS * sizeof(T));
       }
     }
+    for (int v = 0; v < GROUPS; v++) tile.low[v] = packed_ + v * LANES * NUMBERS;
+    return tile;
   }
 
-  // Scores to weights; the row's maximum and total go on.
-  void weigh(int64_t row) {
+  // Scores to weights, in their place; what each row knows of its highest and its totals goes on.
+  void weigh(int64_t head, int64_t from, int64_t to, int64_t count) {
+    const int groups = (count + LANES - 1) / LANES;
+    for (int64_t row = from; row < to; row++) tops_[row] = scale_scores(row, groups);
+    for (int64_t row = from; row < to; row += LANES) raise(head, row, std::min(row + LANES, to));
+    for (int64_t row = from; row < to; row++) {
+      exponentiate(row, part(head * rows_ + row).totals(), groups);
+    }
+  }
+
+  // To powers of two, of which it returns the highest; those of hidden keys are -INF.
+  float scale_scores(int64_t row, int groups) const {
     const Range range = ranges_[row];
     float* scores = scores_ + row * KEYS;
-    float* part = parts_ + row * s_.part_size();
-    Lanes highest = broadcast(-INF), numbers[KEYS / LANES];
+    Lanes highest = broadcast(-INF);
     Ints key = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int v = 0; v < KEYS / LANES; v++, key += LANES) {
-      Lanes x = load(scores + v * LANES) * s_.scale;
-      if (s_.softcap > 0) x = hyperbolic_tangent(x / s_.softcap) * s_.softcap;
-      const Ints visible = (key >= int32_t(range.from)) & (key < int32_t(range.to));
-      numbers[v] = visible ? x : broadcast(-INF);
-      highest = larger(numbers[v], highest);
+    for (int v = 0; v < groups; v++, key += LANES) {
+      Lanes x = load(scores + v * LANES) * factor_;
+      if (s_.softcap > 0) x = hyperbolic_tangent(x) * (s_.softcap * LOG2_E);
+      if (range.from > v * LANES || range.to < (v + 1) * LANES) {
+        const Ints visible = (key >= int32_t(range.from)) & (key < int32_t(range.to));
+        x = visible ? x : broadcast(-INF);
+      }
+      store(scores + v * LANES, x);
+      highest = larger(x, highest);
     }
-    const float raised = std::max(part[0], largest(highest));
-    const float finite = raised == -INF ? 0.0f : raised;
-    Lanes total = {};
-    for (int v = 0; v < KEYS / LANES; v++) {
-      const Lanes weights = exp_negative(numbers[v] - finite);
-      store(scores + v * LANES, weights);
-      total += weights;
-    }
-    shrinks_[row] = exp_negative(part[0] - finite);
-    part[0] = raised;
-    part[1] = part[1] * shrinks_[row] + sum(total);
+    return largest(highest);
   }
 
-  template <typename V>
-  void add(const V* const* values, int64_t from, int64_t to) {
-    by_rows(from, to, [&](int64_t row, auto count) {
-      constexpr int COUNT = decltype(count)::value;
-      const auto run = [&](int64_t row, auto count) {
-        if (ranges_[row].to <= ranges_[row].from) return;
-        add_values<V, decltype(count)::value>(
-            values, scores_ + row * KEYS, shrinks_ + row, ranges_[row], padded_,
-            parts_ + row * s_.part_size() + LANES, s_.part_size());
-      };
+  // Of up to LANES rows: the highest of all their keys so far, and what that makes of older sums.
+  void raise(int64_t head, int64_t from, int64_t to) {
+    Lanes old = broadcast(-INF);
+    for (int64_t row = from; row < to; row++) old[row - from] = part(head * rows_ + row).highest();
+    const Lanes raised = larger(load(tops_ + from), old);
+    const Lanes finite = raised == -INF ? Lanes{} : raised;
+    store(tops_ + from, finite);
+    store(shrinks_ + from, exp2_negative(old - finite));
+    for (int64_t row = from; row < to; row++) {
+      part(head * rows_ + row).highest() = raised[row - from];
+    }
+  }
+
+  void exponentiate(int64_t row, float* totals, int groups) const {
+    float* scores = scores_ + row * KEYS;
+    Lanes numbers[GROUPS], total = load(totals) * shrinks_[row];
+    for (int v = 0; v < GROUPS; v++) {  // a rounded pair's second half may be nobody's: 0 then
+      numbers[v] = v < groups ? exp2_negative(load(scores + v * LANES) - tops_[row]) : Lanes{};
+    }
+    for (int v = 0; v < groups; v += PER_STEP<T>) {
+      Lanes pair[PER_STEP<T>];
+      std::copy_n(numbers + v, PER_STEP<T>, pair);
+      const Lanes weights = to_steps<T>(pair);
+      store(scores + v / PER_STEP<T> * LANES, weights);
+      total = multiply_add<T>(weights, ONES<T>, total);
+    }
+    store(totals, total);
+  }
+
+  ValueTile<T> value_tile(const int64_t* table, int64_t kv_head, int64_t position,
+                          int64_t count) const {
+    const int64_t size = s_.block_size, first = position / size;
+    ValueTile<T> tile;
+    tile.first = position % size / PER_STEP<T>;
+    tile.size = size / PER_STEP<T>;
+    tile.stride = s_.value_dim * PER_STEP<T>;
+    for (int64_t block = first; block * size < position + count; block++) {
+      const int64_t at = table[block] * s_.kv_heads + kv_head;
+      tile.blocks[block - first] = call_.values + at * size * s_.value_dim;
+    }
+    return tile;
+  }
+
+  // The same with rows filled up with zeros.
+  ValueTile<T> widen(const ValueTile<T>& tile, int64_t count) {
+    const int64_t stride = padded_ * PER_STEP<T>;
+    for (int64_t step = 0; step * PER_STEP<T> < count; step++) {
+      const int64_t at = tile.first + step;
+      T* to = wide_ + step * stride;
+      std::copy_n(tile.blocks[at / tile.size] + at % tile.size * tile.stride, tile.stride, to);
+      std::fill(to + tile.stride, to + stride, T{});
+    }
+    return {{wide_}, 0, KEYS, stride};
+  }
+
+  void add(const ValueTile<T>& tile, int64_t head, int64_t from, int64_t to) {
+    const auto run = [&](int64_t row, auto rows) {
+      if (ranges_[row].to <= ranges_[row].from) return;
+      in_runs<VECTORS>(0, padded_ / LANES, [&](int64_t column, auto width) {
+        add_values<T, decltype(rows)::value, decltype(width)::value>(
+            tile, scores_ + row * KEYS, shrinks_ + row, ranges_[row], column * LANES,
+            part(head * rows_ + row).sums(), Part::size(s_), ahead_);
+      });
+    };
+    in_runs<ROWS>(from, to, [&](int64_t row, auto rows) {
       bool alike = true;
-      for (int r = 1; r < COUNT; r++) alike &= ranges_[row + r] == ranges_[row];
-      if (alike) {
-        run(row, count);
-      } else {
-        BATTEN_UNROLL
-        for (int r = 0; r < COUNT; r++) run(row + r, std::integral_constant<int, 1>{});
+      for (int r = 1; r < decltype(rows)::value; r++) alike &= ranges_[row + r] == ranges_[row];
+      if (alike) return run(row, rows);
+      for (int r = 0; r < decltype(rows)::value; r++) {
+        run(row + r, std::integral_constant<int, 1>{});
       }
     });
   }
 
   const Call<T>& call_;
   const Shape& s_;
-  const int64_t kv_head_, first_, stop_;
-  int64_t steps_, padded_, rows_ = 0;
+  const Piece& piece_;
+  const int64_t steps_, padded_;
+  const float factor_;
+  int64_t rows_ = 0;  // of one kv head
   int64_t* offsets_;
-  float *tile_, *wide_, *queries_, *scores_, *shrinks_, *parts_;
+  T *packed_, *wide_;
+  float *queries_, *scores_, *tops_, *shrinks_, *parts_, *totals_;
   Range* ranges_;
-  const T *keys_[KEYS], *values_[KEYS], *next_keys_[KEYS], *next_values_[KEYS];
+  std::vector<Visit>& visits_;
+  Ahead& ahead_;
 };
 
 template <typename T>
-void finish(const Call<T>& call, const float* part, int64_t token, int64_t head) {
+void finish(const Call<T>& call, const Part& part, int64_t token, int64_t head) {
   const Shape& s = call.s;
-  float shrink = 1.0f, total = part[1];
+  float shrink = 1.0f, total = sum(load(part.totals()));
   if (call.sinks) {
-    const float highest = std::max(part[0], call.sinks[head]);
-    shrink = exp_negative(part[0] - highest);
-    total = total * shrink + exp_negative(call.sinks[head] - highest);
+    const float sink = call.sinks[head] * LOG2_E, highest = std::max(part.highest(), sink);
+    shrink = exp2_negative(part.highest() - highest);
+    total = total * shrink + exp2_negative(sink - highest);
   }
   const float factor = shrink / total;
   T* out = call.out + (token * s.heads + head) * s.value_dim;
   for (int64_t i = 0; i < s.value_dim; i += LANES) {
-    store(out + i, load(part + LANES + i) * factor, s.value_dim - i);
+    store(out + i, load(part.sums() + i) * factor, s.value_dim - i);
   }
 }
-
-int64_t splits_of(const Item* items, int64_t first, int64_t stop) {
-  int64_t longest = 0;
-  for (int64_t i = first; i < stop; i++) {
-    longest = std::max(longest, items[i].position + items[i].count);
-  }
-  return (longest + SPLIT - 1) / SPLIT;
-}
-
-// Every part of a task by one thread, merged as they come.
+// A block's heads lie side by side: one thread takes them all where that leaves enough for others.
+// Where even single heads are too few, their parts are handed out one by one.
 template <typename T>
-void run_whole(const Call<T>& call, int64_t kv_head, int64_t first, int64_t stop,
-               Scratch& scratch) {
-  const int64_t splits = splits_of(call.items, first, stop), size = call.s.part_size();
-  Walk<T> walk(call, kv_head, first, stop, scratch);
-  walk.compute(0);
-  float* totals = at_least(scratch.totals, walk.rows() * size);
-  std::copy(walk.part(0), walk.part(walk.rows()), totals);
-  for (int64_t split = 1; split < splits; split++) {
-    walk.compute(split);
-    for (int64_t row = 0; row < walk.rows(); row++) {
-      merge(totals + row * size, walk.part(row), call.s.padded_value());
-    }
-  }
-  walk.each_row([&](int64_t row, int64_t token, int64_t head) {
-    finish(call, totals + row * size, token, head);
-  });
-}
-
-// Few tasks over long contexts: their parts are spread over the threads, then merged.
-template <typename T>
-void run_split(const Call<T>& call, const int64_t* tasks, int64_t count, int threads) {
-  const int64_t heads = call.s.kv_heads, size = call.s.part_size();
-  struct Part {
-    int64_t task, kv_head, split, splits;
-    std::vector<float> rows;
-  };
-  std::vector<Part> parts;
+std::vector<Piece> plan_pieces(const Call<T>& call, const int64_t* tasks, int64_t count,
+                               int64_t threads) {
+  const int64_t kv_heads = call.s.kv_heads, enough = ENOUGH * threads;
+  const int64_t heads = count < enough ? 1 : kv_heads;
+  std::vector<Piece> pieces;
   for (int64_t task = 0; task < count; task++) {
-    const int64_t splits = splits_of(call.items, tasks[task], tasks[task + 1]);
-    for (int64_t i = 0; i < heads * splits; i++) {
-      parts.push_back({task, i / splits, i % splits, splits, {}});
+    const int64_t first = tasks[task], stop = tasks[task + 1];
+    int64_t longest = 0;
+    for (int64_t i = first; i < stop; i++) longest = std::max(longest, call.items[i].end());
+    const int64_t splits = (longest + SPLIT - 1) / SPLIT;
+    const int64_t together = count * kv_heads < enough ? 1 : splits;
+    for (int64_t head = 0; head < kv_heads; head += heads) {
+      for (int64_t split = 0; split < splits; split += together) {
+        pieces.push_back({first, stop, head, heads, split, together, together == splits});
+      }
     }
   }
-#pragma omp parallel num_threads(threads)
-  {
-    Scratch scratch;
-#pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < parts.size(); i++) {
-      Part& part = parts[i];
-      Walk<T> walk(call, part.kv_head, tasks[part.task], tasks[part.task + 1], scratch);
-      walk.compute(part.split);
-      part.rows.assign(walk.part(0), walk.part(walk.rows()));
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < parts.size(); i++) {
-      Part& part = parts[i];
-      if (part.split) continue;
-      const Walk<T> walk(call, part.kv_head, tasks[part.task], tasks[part.task + 1], scratch);
-      walk.each_row([&](int64_t row, int64_t token, int64_t head) {
-        float* total = part.rows.data() + row * size;
-        for (int64_t split = 1; split < part.splits; split++) {
-          merge(total, parts[i + split].rows.data() + row * size, call.s.padded_value());
-        }
-        finish(call, total, token, head);
-      });
-    }
-  }
+  return pieces;
 }
 
 template <typename T>
-void run(const Call<T>& call, const int64_t* tasks, int64_t count, int threads) {
-  const int64_t heads = call.s.kv_heads;
-  if (count * heads < 4 * threads && splits_of(call.items, tasks[0], tasks[count]) > 1) {
-    return run_split(call, tasks, count, threads);
-  }
+void run(const Call<T>& call, const std::vector<Piece>& pieces, int threads) {
+  const size_t count = pieces.size();
+  std::vector<std::vector<float>> totals(count);  // of pieces that are not whole
+  std::atomic<size_t> claimed{0};
+  const auto finish_all = [&](const Piece& piece, float* totals) {
+    each_row(call, piece, [&](int64_t row, int64_t token, int64_t head) {
+      finish(call, Part(totals + row * Part::size(call.s)), token, head);
+    });
+  };
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch;
+    thread_local Scratch scratch;
+    for (size_t i = claimed++, then; i < count; i = then) {
+      then = claimed++;
+      Walk<T> walk(call, pieces[i], scratch);
+      walk.compute(then < count ? &pieces[then] : nullptr);
+      if (pieces[i].whole) {
+        finish_all(pieces[i], walk.totals());
+      } else {
+        totals[i].assign(walk.totals(), walk.totals() + walk.numbers());
+      }
+    }
+#pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count * heads; i++) {
-      run_whole(call, i % heads, tasks[i / heads], tasks[i / heads + 1], scratch);
+    for (size_t i = 0; i < count; i++) {
+      if (pieces[i].whole || pieces[i].split) continue;
+      for (size_t other = i + 1; other < count && pieces[other].split; other++) {
+        for (size_t at = 0; at < totals[i].size(); at += Part::size(call.s)) {
+          Part(&totals[i][at]).merge(Part(&totals[other][at]), call.s);
+        }
+      }
+      finish_all(pieces[i], totals[i].data());
     }
   }
 }
@@ -511,10 +726,10 @@ extern "C" void batten_paged_attention(
                     query_stride, query_head_stride, scale, softcap,   window};
   const auto call = [&](auto number) {
     using T = decltype(number);
-    run(Call<T>{shape, static_cast<const T*>(query), static_cast<const T*>(keys),
-                static_cast<const T*>(values), tables, reinterpret_cast<const Item*>(items), sinks,
-                static_cast<T*>(out)},
-        tasks, count, threads);
+    const Call<T> call{shape, static_cast<const T*>(query), static_cast<const T*>(keys),
+                       static_cast<const T*>(values), tables,
+                       reinterpret_cast<const Item*>(items), sinks, static_cast<T*>(out)};
+    run(call, plan_pieces(call, tasks, count, threads), threads);
   };
   if (is_bfloat16) {
     call(bfloat16{});

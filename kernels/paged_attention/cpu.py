@@ -16,8 +16,9 @@ from kernels import native
 from kernels.paged_attention import AttentionPlan
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
+_WRITER = SOURCE.parent.with_name("kv_write") / "cpu.cpp"  # of the keys that this one reads
 TILE_ROWS = 48  # queries times heads that share a key: what one walk over the keys serves
-_TASK_ROWS = 96
+_TASK_ROWS = 24
 _KEYS = 64  # as in cpu.cpp
 
 _I64, _F32, _PTR, _INT = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_int
@@ -41,7 +42,14 @@ def is_available(device: str, dtype: torch.dtype) -> bool:
         device == "cpu"
         and dtype in (torch.float32, torch.bfloat16)
         and native.library(SOURCE) is not None
+        and native.library(_WRITER) is not None
     )
+
+
+def serves(device: str, dtype: torch.dtype, block_size: int, key_dim: int) -> bool:
+    """Whether blocks of this kind are written and read by the C++ kernels."""
+    paired = block_size % 2 == key_dim % 2 == 0  # how some processors multiply short numbers
+    return is_available(device, dtype) and (paired or dtype is torch.float32)
 
 
 def paged_attention(

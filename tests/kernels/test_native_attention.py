@@ -6,8 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels import native
+from kernels.kv_write import cpu as kv_cpu
 from kernels.kv_write import kv_write
-from kernels.paged_attention import AttentionPlan, cpu, reference
+from kernels.kv_write import reference as kv_reference
+from kernels.paged_attention import AttentionPlan, cpu, paged_attention, reference
 from kernels.paged_attention.prefixes import SharedPrefixes, find_shared_prefixes
 
 pytestmark = pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler")
@@ -38,14 +40,31 @@ def make(pairs, heads=(6, 2), dims=(64, 64), dtype=torch.float32, size=8, shared
     caches = [torch.full((blocks, heads[1], size, dim), torch.nan, dtype=dtype) for dim in dims]
     whole = AttentionPlan.build(lengths, lengths, tables, size)
     rows = [torch.randn(sum(lengths), heads[1], dim, generator=generator).to(dtype) for dim in dims]
-    kv_write(*rows, *caches, whole)
+    kv_reference.kv_write(*rows, *caches, whole)
     plan = AttentionPlan.build(counts, lengths, tables, size)
     query = torch.randn(sum(counts), heads[0], dims[0], generator=generator).to(dtype)
     return query, caches, plan, tables
 
 
+def attend(query, caches, plan, **options):
+    """The kernel's result, of caches in the order of their definition."""
+    return cpu.paged_attention(query, *rewritten(caches), plan, **options)
+
+
+def rewritten(caches):
+    """All slots, those of nobody too, as the C++ kernel writes them."""
+    blocks, heads, size, _ = caches[0].shape
+    slots = blocks * size
+    rows = [cache.transpose(1, 2).reshape(slots, heads, -1) for cache in caches]
+    found = [torch.empty_like(cache) for cache in caches]
+    plan = AttentionPlan.build([slots], [slots], [list(range(blocks))], size)
+    kv_cpu.kv_write(*rows, *found, plan)
+    return found
+
+
 def expected(query, caches, plan, tables, scale, window=None, softcap=None, sinks=None):
-    """float64, and the sum of |weight * value|, by which rounding errors are judged."""
+    """float64, and by which its rounding errors are judged: the sum of |weight * value| where
+    numbers are float32, and the root of the sum of their squares where weights are rounded."""
     group = query.shape[1] // caches[0].shape[1]
     outs, sizes = [], []
     for s, (count, length) in enumerate(zip(plan.query_lens, plan.kv_lens, strict=True)):
@@ -67,13 +86,18 @@ def expected(query, caches, plan, tables, scale, window=None, softcap=None, sink
         else:
             weights = torch.softmax(scores, 2)
         outs.append((weights @ v).transpose(0, 1))
-        sizes.append((weights @ v.abs()).transpose(0, 1))
+        if query.dtype == torch.bfloat16:
+            sizes.append((weights**2 @ v**2).sqrt().transpose(0, 1))
+        else:
+            sizes.append((weights @ v.abs()).transpose(0, 1))
     return torch.cat(outs), torch.cat(sizes)
 
 
 def assert_exact(found, want, sizes, dtype, steps=0):
-    """One rounding of the output's type, and `steps` float32 roundings of what was summed."""
-    allowed = EPSILON[dtype] * want.abs() + steps * 2.0**-24 * sizes + 1e-30
+    """One rounding of the output's type, and `steps` float32 roundings of what was summed, or the
+    rounding of each weight, in all directions."""
+    each = 2 * EPSILON[dtype] if dtype == torch.bfloat16 else steps * 2.0**-24
+    allowed = EPSILON[dtype] * want.abs() + each * sizes + 1e-30
     assert torch.isfinite(found).all()
     worst = ((found.double() - want).abs() / allowed).max()
     assert worst <= 1, f"{worst:.2f} times what rounding explains"
@@ -96,7 +120,7 @@ def test_head_sizes(dims, options, dtype):
     options = {"scale": dims[0] ** -0.5, **options}
     if options.get("sinks"):
         options["sinks"] = torch.randn(6, generator=torch.Generator().manual_seed(5))
-    found = cpu.paged_attention(query, *caches, plan, **options)
+    found = attend(query, caches, plan, **options)
     want, sizes = expected(query, caches, plan, tables, **options)
     assert found.dtype == dtype
     assert_exact(found, want, sizes, dtype, steps=32)
@@ -108,7 +132,7 @@ def test_groups_and_block_sizes(size, heads):
     query, caches, plan, tables = make(
         [(1, 1), (70, 70), (1, 100), (5, 64)], heads, (16, 24), size=size
     )
-    found = cpu.paged_attention(query, *caches, plan, scale=0.25)
+    found = attend(query, caches, plan, scale=0.25)
     assert_exact(found, *expected(query, caches, plan, tables, scale=0.25), torch.float32, steps=32)
 
 
@@ -119,7 +143,7 @@ def test_long_contexts(length, dtype):
     pairs = [(1, length), (17, length), (1, 5)]
     query, caches, plan, tables = make(pairs, (6, 2), (64, 64), dtype)
     for window in (None, 1500):
-        found = cpu.paged_attention(query, *caches, plan, scale=0.125, window=window)
+        found = attend(query, caches, plan, scale=0.125, window=window)
         want, sizes = expected(query, caches, plan, tables, 0.125, window)
         assert_exact(found, want, sizes, dtype, steps=64)
 
@@ -129,7 +153,7 @@ def one(query, caches, plan, tables, index, row, options):
     position = plan.kv_lens[index] - plan.query_lens[index] + row
     alone = AttentionPlan.build([1], [position + 1], [tables[index]], plan.block_size)
     start = plan.starts[index] + row
-    return cpu.paged_attention(query[start : start + 1], *caches, alone, **options)[0]
+    return attend(query[start : start + 1], caches, alone, **options)[0]
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
@@ -143,7 +167,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(options, threads, dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = cpu.paged_attention(query, *caches, plan, **options)
+        found = attend(query, caches, plan, **options)
         for index, row in [
             (0, 0),
             (1, 0),
@@ -170,7 +194,7 @@ def test_groups_within_groups_read_a_prefix_together(dtype):
         [(1, length) for length in lengths], (9, 3), dtype=dtype, shared=shared
     )
     assert max(plan.shared_prefixes.blocks) == 41
-    found = cpu.paged_attention(query, *caches, plan, scale=0.125)
+    found = attend(query, caches, plan, scale=0.125)
     want, sizes = expected(query, caches, plan, tables, scale=0.125)
     assert_exact(found, want, sizes, dtype, steps=32)
     for index in range(len(lengths)):
@@ -181,11 +205,11 @@ def test_groups_within_groups_read_a_prefix_together(dtype):
 
 def test_a_broken_token_hurts_only_those_that_see_it():
     query, caches, plan, tables = make([(9, 9), (1, 9), (1, 40)])
-    clean = cpu.paged_attention(query, *caches, plan, scale=0.125)
+    clean = attend(query, caches, plan, scale=0.125)
     block = tables[0][0]
     caches[1][block, :, 5] = torch.inf
     caches[0][block, :, 6] = torch.nan
-    found = cpu.paged_attention(query, *caches, plan, scale=0.125)
+    found = attend(query, caches, plan, scale=0.125)
     assert torch.equal(found[:5], clean[:5])
     assert torch.equal(found[9:], clean[9:])
     assert not torch.isfinite(found[5:9]).any()
@@ -195,13 +219,46 @@ def test_strided_queries_are_read_in_place():
     query, caches, plan, _ = make([(5, 9), (1, 3)])
     strided = query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
-    found = cpu.paged_attention(strided, *caches, plan, scale=0.1)
-    assert torch.equal(found, cpu.paged_attention(query, *caches, plan, scale=0.1))
+    found = attend(strided, caches, plan, scale=0.1)
+    assert torch.equal(found, attend(query, caches, plan, scale=0.1))
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("size", [2, 8, 24])
+@pytest.mark.parametrize("strided", [False, True])
+def test_what_is_written_is_all_that_changes(strided, size, dtype):
+    """Attention over one key of weight 1 gives its value back: so each slot is read in turn."""
+    slots, heads, dims = [0, 1, size, 3 * size - 1], 2, (6, 10)
+    generator = torch.Generator().manual_seed(4)
+    rows = [torch.randn(len(slots), heads, dim, generator=generator).to(dtype) for dim in dims]
+    if strided:
+        rows = [row.transpose(0, 2).contiguous().transpose(0, 2) for row in rows]
+    caches = [torch.full((3, heads, size, dim), torch.nan, dtype=dtype) for dim in dims]
+    lengths, tables = [slot % size + 1 for slot in slots], [[slot // size] for slot in slots]
+    plan = AttentionPlan.build([1] * 4, lengths, tables, size)
+    assert plan.slots.tolist() == slots
+    kv_cpu.kv_write(*rows, *caches, plan)
+    for cache, dim in zip(caches, dims, strict=True):
+        assert cache.isfinite().sum() == len(slots) * heads * dim
+    query = torch.randn(len(slots), heads, dims[0], generator=generator).to(dtype)
+    found = cpu.paged_attention(query, *caches, plan, scale=1.0, window=1)
+    assert torch.equal(found, rows[1])
+
+
+@pytest.mark.parametrize(("size", "dim"), [(7, 8), (8, 7)])
+def test_blocks_that_do_not_pair_are_left_to_the_reference(size, dim):
+    rows = [torch.ones(1, 1, dim).bfloat16()] * 2
+    caches = [torch.zeros(1, 1, size, dim).bfloat16() for _ in range(2)]
+    plan = AttentionPlan.build([1], [1], [[0]], size)
+    kv_write(*rows, *caches, plan)
+    assert torch.equal(caches[0][0, 0, 0], rows[0][0, 0])
+    assert torch.equal(paged_attention(rows[0], *caches, plan, scale=1.0), rows[1])
+    assert not cpu.serves("cpu", torch.bfloat16, size, dim)
 
 
 def test_it_agrees_with_the_reference():
     query, caches, plan, _ = make([(1, 100), (30, 77), (1, 1)])
-    found = cpu.paged_attention(query, *caches, plan, scale=0.125)
+    found = attend(query, caches, plan, scale=0.125)
     other = reference.paged_attention(query, *caches, plan, scale=0.125)
     torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-6)
 
@@ -209,7 +266,7 @@ def test_it_agrees_with_the_reference():
 def test_no_tokens():
     query, caches, _, _ = make([(1, 1)])
     plan = AttentionPlan.build([], [], [], 8)
-    assert cpu.paged_attention(query[:0], *caches, plan, scale=1.0).shape == (0, 6, 64)
+    assert attend(query[:0], caches, plan, scale=1.0).shape == (0, 6, 64)
 
 
 def shared_naively(plan, tables):

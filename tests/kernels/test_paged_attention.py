@@ -9,6 +9,8 @@ import torch
 from kernels import native
 from kernels.errors import KernelArgumentError
 from kernels.kv_write import copy_blocks, kv_write
+from kernels.kv_write import cpu as kv_cpu
+from kernels.kv_write import reference as kv_reference
 from kernels.paged_attention import AttentionPlan, cpu, paged_attention, reference
 
 CASES = {
@@ -58,9 +60,9 @@ def naive(query, keys, values, plan, scale, window=None, softcap=None, sinks=Non
 
 
 BACKENDS = [
-    reference,
+    (reference, kv_reference),
     pytest.param(
-        cpu,
+        (cpu, kv_cpu),
         marks=pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler"),
     ),
 ]
@@ -80,14 +82,15 @@ def test_equals_the_loop(shape, options, heads, backend):
     keys = [torch.randn(n, kv_heads, key_dim, generator=generator) for n in kv_lens]
     values = [torch.randn(n, kv_heads, value_dim, generator=generator) for n in kv_lens]
     whole = AttentionPlan.build(kv_lens, kv_lens, block_tables, block_size)
-    kv_write(torch.cat(keys), torch.cat(values), key_cache, value_cache, whole)
+    attention, writer = backend
+    writer.kv_write(torch.cat(keys), torch.cat(values), key_cache, value_cache, whole)
 
     plan = AttentionPlan.build(query_lens, kv_lens, block_tables, block_size)
     query = torch.randn(sum(query_lens), num_heads, key_dim, generator=generator)
     options = dict(options)
     if options.get("sinks"):
         options["sinks"] = torch.randn(num_heads, generator=generator)
-    got = backend.paged_attention(query, key_cache, value_cache, plan, scale=0.3, **options)
+    got = attention.paged_attention(query, key_cache, value_cache, plan, scale=0.3, **options)
     expected = naive(query, keys, values, plan, 0.3, **options)
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -103,10 +106,11 @@ def test_bfloat16_stays_within_its_rounding(backend, dim):
         [torch.randn(n, 2, dim, generator=generator).bfloat16() for n in kv_lens] for _ in range(2)
     )
     whole = AttentionPlan.build(kv_lens, kv_lens, block_tables, 16)
-    kv_write(torch.cat(keys), torch.cat(values), *caches, whole)
+    attention, writer = backend
+    writer.kv_write(torch.cat(keys), torch.cat(values), *caches, whole)
     plan = AttentionPlan.build([1, 3, 7], kv_lens, block_tables, 16)
     query = torch.randn(11, 4, dim, generator=generator).bfloat16()
-    got = backend.paged_attention(query, *caches, plan, scale=0.25)
+    got = attention.paged_attention(query, *caches, plan, scale=0.25)
     assert got.dtype == torch.bfloat16
     expected = naive(query, keys, values, plan, 0.25)
     torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-2)
