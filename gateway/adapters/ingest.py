@@ -1,7 +1,8 @@
 """From an upload to a revision that can be served: validating → ready | rejected.
 
 Idempotent and safe to run twice at once: files are named by content, and the status changes by
-compare-and-set. The tenant's upload is deleted once the outcome is committed.
+compare-and-set. The revision has its digest before files are written, so that no sweep removes them
+(`ContentRepository`). The tenant's upload is deleted once the outcome is committed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
 from gateway.adapters.base_models import BaseModelUnavailable, model_shapes
 from gateway.adapters.checking import CheckedAdapter, PromptBase
 from gateway.adapters.examiner import examine
-from gateway.adapters.repository import BaseModelRepository, IngestRepository
+from gateway.adapters.purge import content_keys
+from gateway.adapters.repository import (
+    BaseModelRepository,
+    ContentRepository,
+    IngestRepository,
+)
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.database import WriteSession
@@ -27,9 +33,13 @@ from gateway.kit.store import delete_blob, read_blob
 from gateway.models import AdapterRevision, BaseModel
 from gateway.webhooks.events import EventType
 from gateway.webhooks.service import record
-from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE, Problem
+from worker.protocol.peft import Problem
 
 _log = structlog.get_logger(__name__)
+
+
+class _ContentIsPurged(Exception):
+    """A sweep is removing files of the same content; the next message finds them gone."""
 
 
 async def waiting_revisions(context: Context, limit: int = 100) -> list[str]:
@@ -49,7 +59,11 @@ async def ingest(context: Context, revision_id: str) -> None:
         assert adapter is not None  # a foreign key
         base = await BaseModelRepository(session).get(adapter.base_model)
         assert base is not None  # a foreign key
-    outcome = await _examine(context, revision, base)
+    try:
+        outcome = await _examine(context, revision, base)
+    except _ContentIsPurged as content:
+        _log.info("adapter_ingest_postponed", revision_id=revision_id, purged=str(content))
+        return
     await _settle(context, revision_id, outcome)
     await _discard(context, revision.upload_key)
     _log.info(
@@ -72,10 +86,19 @@ async def _examine(
             return [Problem("adapter_archive_refused", "archive", str(error))]
         outcome = await examine(folder, shapes, most_rank, most_bytes, prompts)
         if isinstance(outcome, CheckedAdapter):
-            for name in (CONFIG_FILE, WEIGHTS_FILE):
-                key = f"adapters/{outcome.digest}/{name}"
-                await obstore.put_async(context.store, key, folder / name)
+            await _store(context, revision.id, outcome.digest, folder)
         return outcome
+
+
+async def _store(context: Context, revision_id: str, digest: str, folder: Path) -> None:
+    async with context.database.write() as session:
+        revision = await IngestRepository(session).get(revision_id, lock=True)
+        if revision is None or revision.status != "validating":
+            return
+        if not await ContentRepository(session).claim(revision, digest):
+            raise _ContentIsPurged(digest)
+    for key in content_keys(digest):
+        await obstore.put_async(context.store, key, folder / key.rpartition("/")[2])
 
 
 def _prompt_base(context: Context, source: str) -> PromptBase | None:
@@ -109,7 +132,7 @@ async def _settle(
             return
         revision.finished_at = now_ms()
         if not isinstance(outcome, CheckedAdapter):
-            revision.status = "rejected"
+            revision.status, revision.digest = "rejected", None
             revision.errors = [
                 {"code": problem.code, "param": problem.name, "message": problem.message}
                 for problem in outcome

@@ -1,15 +1,56 @@
-"""Uploads that nobody will check any more: of forms whose process died before the commit, and
-of revisions whose outcome is settled."""
+"""What nobody needs any more in the store: files of deleted adapters, uploads of forms whose
+process died before the commit, and of revisions whose outcome is settled."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from gateway.adapters.repository import IngestRepository
+from gateway.adapters.repository import ContentRepository, IngestRepository
+from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.store import delete_blob
+from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 ORPHAN_AGE = timedelta(days=1)
+
+CONTENT_AGE = timedelta(hours=1)
+"""Files stay so long after the last adapter that has them was deleted."""
+
+GIVEN_UP = timedelta(minutes=10)
+"""A sweep that began so long ago and has not ended died: the store's time limits are shorter."""
+
+_AT_ONCE = 500
+
+
+def content_keys(digest: str) -> list[str]:
+    """In the store, for workers (`worker.adapters.store`)."""
+    return [f"adapters/{digest}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)]
+
+
+async def purge_contents(context: Context, age: timedelta = CONTENT_AGE) -> int:
+    """For a sweep. Returns how many contents went."""
+    before = _ago(age)
+    async with context.database.read() as session:
+        found = await ContentRepository(session).unused(before, _AT_ONCE)
+    return sum([await _purge(context, digest, before) for digest in found])
+
+
+async def _purge(context: Context, digest: str, before: int) -> bool:
+    begun = now_ms()
+    async with context.database.write() as session:
+        if not await ContentRepository(session).begin_purge(
+            digest, deleted_before=before, now=begun, given_up=_ago(GIVEN_UP)
+        ):
+            return False
+    for key in content_keys(digest):
+        await delete_blob(context.store, key)
+    async with context.database.write() as session:
+        await ContentRepository(session).end_purge(digest, begun)
+    return True
+
+
+def _ago(age: timedelta) -> int:
+    return now_ms() - int(age.total_seconds() * 1000)
 
 
 async def remove_orphan_uploads(context: Context, age: timedelta = ORPHAN_AGE) -> int:

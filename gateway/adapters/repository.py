@@ -3,7 +3,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import Select, and_, delete, exists, func, literal_column, not_, or_, select
+from sqlalchemy.sql.elements import ColumnElement
 
 from gateway.auth.scope import SharedScope, TenantScope
 from gateway.kit.clock import now_ms
@@ -11,9 +12,21 @@ from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.ids import new_id
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.kit.sql import among, insert_ignoring
-from gateway.models import Adapter, AdapterGrant, AdapterRevision, BaseModel, Tenant
+from gateway.models import (
+    Adapter,
+    AdapterContent,
+    AdapterGrant,
+    AdapterRevision,
+    BaseModel,
+    Request,
+    Tenant,
+)
 
 Session = ReadSession | WriteSession
+
+_IS_OUT: ColumnElement[bool] = literal_column(  # see `gateway.jobs.states`, a layer above
+    "requests.state IN ('dispatched', 'running')"
+)
 
 
 class BaseModelRepository:
@@ -197,6 +210,74 @@ class IngestRepository:
     async def adapter(self, adapter_id: str, lock: bool = False) -> Adapter | None:
         rows = select(Adapter).where(Adapter.id == adapter_id)
         return await self._session.scalar(rows.with_for_update() if lock else rows)
+
+
+class ContentRepository:
+    """Adapters' files in the store, by their digest: for the control processes.
+
+    Before files are written their revision has the digest; before they are removed the content is
+    marked, under a lock that both take. So either the upload is seen, and nothing is removed, or
+    the mark, and the upload waits until all of the old files are gone.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def claim(self, revision: AdapterRevision, digest: str) -> bool:
+        """Whether `revision`, which is locked, may write files of `digest`."""
+        new = insert_ignoring(self._session, AdapterContent)
+        await self._session.execute(new.values(digest=digest, created_at=now_ms()))
+        content = await self._locked(digest)
+        if content is None or content.purging_at is not None:
+            return False
+        revision.digest = digest
+        return True
+
+    async def unused(self, deleted_before: int, limit: int) -> Sequence[str]:
+        """What no adapter has that lives or was deleted later, and no request in the queue or on
+        a worker; also what is being purged."""
+        unused = select(AdapterContent.digest).where(_is_unused(deleted_before))
+        rows = await self._session.scalars(unused.order_by(AdapterContent.digest).limit(limit))
+        return rows.all()
+
+    async def begin_purge(
+        self, digest: str, *, deleted_before: int, now: int, given_up: int
+    ) -> bool:
+        """Marks a content that is still unused. False as well while another sweep has it that
+        began after `given_up`."""
+        content = await self._locked(digest)
+        if content is None or (content.purging_at or 0) > given_up:
+            return False
+        unused = select(AdapterContent.digest).where(
+            AdapterContent.digest == digest, _is_unused(deleted_before)
+        )
+        if await self._session.scalar(unused) is None:
+            return False
+        content.purging_at = now
+        return True
+
+    async def end_purge(self, digest: str, begun: int) -> None:
+        await self._session.execute(
+            delete(AdapterContent).where(
+                AdapterContent.digest == digest, AdapterContent.purging_at == begun
+            )
+        )
+
+    async def _locked(self, digest: str) -> AdapterContent | None:
+        rows = select(AdapterContent).where(AdapterContent.digest == digest)
+        return await self._session.scalar(rows.with_for_update())
+
+
+def _is_unused(deleted_before: int) -> ColumnElement[bool]:
+    of_content = AdapterRevision.digest == AdapterContent.digest
+    lives = or_(Adapter.deleted_at.is_(None), Adapter.deleted_at > deleted_before)
+    kept = exists().where(
+        of_content,
+        Adapter.id == AdapterRevision.adapter_id,
+        or_(AdapterRevision.status == "validating", and_(AdapterRevision.status == "ready", lives)),
+    )
+    runs = exists().where(_IS_OUT, Request.adapter_revision_id == AdapterRevision.id, of_content)
+    return not_(or_(kept, runs))
 
 
 async def prompt_formats(

@@ -12,7 +12,7 @@ from celery import Celery
 
 from gateway import heartbeats
 from gateway.adapters.ingest import ingest, waiting_revisions
-from gateway.adapters.purge import remove_orphan_uploads
+from gateway.adapters.purge import purge_contents, remove_orphan_uploads
 from gateway.auth.idempotency import forget_old_keys
 from gateway.batches.finaliser import finalize_batch
 from gateway.batches.sweep import sweep_batches
@@ -99,6 +99,7 @@ async def clean_store(context: Context) -> None:
     await purge_files(context)
     await remove_orphans(context)
     await remove_orphan_uploads(context)
+    await purge_contents(context)
 
 
 async def bill(context: Context) -> None:

@@ -1,7 +1,13 @@
 """All tables. Import models from here."""
 
 from gateway.models.account import Account, Budget
-from gateway.models.adapter import Adapter, AdapterGrant, AdapterRevision, BaseModel
+from gateway.models.adapter import (
+    Adapter,
+    AdapterContent,
+    AdapterGrant,
+    AdapterRevision,
+    BaseModel,
+)
 from gateway.models.base import Base
 from gateway.models.batch import Batch, BatchModel
 from gateway.models.control import Heartbeat
@@ -22,6 +28,7 @@ from gateway.models.webhook import (
 __all__ = [
     "Account",
     "Adapter",
+    "AdapterContent",
     "AdapterGrant",
     "AdapterRevision",
     "ApiKey",

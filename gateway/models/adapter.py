@@ -70,9 +70,20 @@ class AdapterGrant(Base):
     created_at: Mapped[Ms]
 
 
+class AdapterContent(Base):
+    """Files in the object store, adapters/{digest}/, of all revisions that have this content,
+    whoever's they are. `purging_at`: a sweep is removing them."""
+
+    __tablename__ = "adapter_contents"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[Ms]
+    purging_at: Mapped[Ms | None]
+
+
 class AdapterRevision(Base):
-    """One immutable upload: validating → ready | rejected. `digest` is its content's sha256;
-    the files lie in the object store under adapters/{digest}/. `prompt_format` is what its
+    """One immutable upload: validating → ready | rejected. `digest` is its content's sha256, set
+    before files are written (see AdapterContent). `prompt_format` is what its
     tokenizer files change about prompts (`gateway.adapters.prompt_files.PromptFormat`)."""
 
     __tablename__ = "adapter_revisions"
@@ -83,7 +94,7 @@ class AdapterRevision(Base):
     tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenants.id"))
     number: Mapped[int]
     status: Mapped[str]
-    digest: Mapped[str | None]
+    digest: Mapped[str | None] = mapped_column(index=True)
     rank: Mapped[int | None]
     bytes: Mapped[Count]
     upload_key: Mapped[str]

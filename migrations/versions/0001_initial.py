@@ -262,6 +262,16 @@ def create_tables() -> None:
             "adapter_id", "number", name=op.f("uq_adapter_revisions_adapter_id_number")
         ),
     )
+    op.create_index(
+        op.f("ix_adapter_revisions_digest"), "adapter_revisions", ["digest"], unique=False
+    )
+    op.create_table(
+        "adapter_contents",
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("purging_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_adapter_contents")),
+    )
     op.create_table(
         "adapter_grants",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -807,6 +817,8 @@ def downgrade() -> None:
     op.drop_table("batches")
     op.drop_index(op.f("ix_adapter_grants_tenant_id"), table_name="adapter_grants")
     op.drop_table("adapter_grants")
+    op.drop_table("adapter_contents")
+    op.drop_index(op.f("ix_adapter_revisions_digest"), table_name="adapter_revisions")
     op.drop_table("adapter_revisions")
     op.drop_index(op.f("ix_idempotency_keys_created_at"), table_name="idempotency_keys")
     op.drop_table("idempotency_keys")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.adapters.ingest import ingest
+from gateway.adapters.purge import purge_contents
 from gateway.files.purge import purge_files
 from gateway.kit import store as kit_store
 from gateway.kit.context import Context
@@ -138,6 +140,9 @@ async def test_an_uploaded_adapter_reaches_a_worker(
     worker = AdapterStore(open_store(settings.effective_store), tmp_path / "cache")
     fetched = worker.fetch(revision["digest"])
     assert {file.name: file.read_bytes() for file in fetched.iterdir()} == folder
+    await client.delete("/v1/adapters/bot")
+    assert await purge_contents(context, timedelta(seconds=-1)) == 1
+    assert await keys(context) == []
 
 
 class TestOutage:
