@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,10 @@ typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint16_t HalfBits __attribute__((vector_size(32)));
+typedef float HalfLanes __attribute__((vector_size(32)));
+typedef float QuarterLanes __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(64)));
+typedef double HalfDoubles __attribute__((vector_size(32)));
 
 struct bfloat16 {
   uint16_t bits;
@@ -212,11 +216,32 @@ inline float sum(Lanes x) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
+// Lanes of a where x < y, elsewhere of b. GCC compares what is wider than a register number by
+// number.
+inline Lanes where_less(Lanes x, Lanes y, Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return x < y ? a : b;
+#else
+  HalfLanes halves[4][2];
+  std::memcpy(halves[0], &x, sizeof(x));
+  std::memcpy(halves[1], &y, sizeof(y));
+  std::memcpy(halves[2], &a, sizeof(a));
+  std::memcpy(halves[3], &b, sizeof(b));
+  HalfLanes out[2];
+  for (int i = 0; i < 2; i++) {
+    out[i] = halves[0][i] < halves[1][i] ? halves[2][i] : halves[3][i];
+  }
+  Lanes lanes;
+  std::memcpy(&lanes, out, sizeof(out));
+  return lanes;
+#endif
+}
+
 inline Lanes larger(Lanes a, Lanes b) {  // b where one is no number
 #if defined(__AVX512F__)
   return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-  return a > b ? a : b;
+  return where_less(b, a, a, b);
 #endif
 }
 
@@ -228,6 +253,80 @@ inline float largest(Lanes x) {
   const Lanes c =
       larger(b, BATTEN_PAIR(b, b, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
   return std::max(c[0], c[1]);
+}
+
+// Each step takes sixteen numbers from i on, the last maybe fewer.
+template <typename Step>
+inline void in_lanes(int64_t begin, int64_t end, Step step) {
+#pragma GCC unroll 4
+  for (; begin + LANES <= end; begin += LANES) step(begin, LANES);
+  if (begin < end) step(begin, end - begin);
+}
+
+template <typename T>
+inline Lanes load(const T* x, int64_t count, float rest) {  // `rest` from `count` on
+  if (count >= LANES) return load(x);
+  float padded[LANES];
+  store(padded, load(x, count));
+  std::fill(padded + std::max<int64_t>(count, 0), padded + LANES, rest);
+  return load(padded);
+}
+
+// Sixteen running sums in float64.
+struct WideSums {
+  Doubles low{}, high{};
+
+  void add(Lanes x) {
+#if defined(__AVX512F__)
+    const __m256 upper = (__m256)_mm512_extractf64x4_pd((__m512d)x, 1);
+    low += (Doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
+    high += (Doubles)_mm512_cvtps_pd(upper);
+#else
+    QuarterLanes quarters[4];
+    HalfDoubles wide[4];
+    std::memcpy(quarters, &x, sizeof(x));
+    for (int i = 0; i < 4; i++) wide[i] = __builtin_convertvector(quarters[i], HalfDoubles);
+    Doubles halves[2];
+    std::memcpy(halves, wide, sizeof(wide));
+    low += halves[0];
+    high += halves[1];
+#endif
+  }
+
+  double total() const {
+    const Doubles x = low + high;
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+  }
+};
+
+// Bit i says whether a[i] >= b[i].
+inline uint32_t at_least(Lanes a, Lanes b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#elif defined(__AVX__)
+  __m256 x[2], y[2];
+  std::memcpy(x, &a, sizeof(a));
+  std::memcpy(y, &b, sizeof(b));
+  return _mm256_movemask_ps(_mm256_cmp_ps(x[0], y[0], _CMP_GE_OQ)) |
+         _mm256_movemask_ps(_mm256_cmp_ps(x[1], y[1], _CMP_GE_OQ)) << 8;
+#else
+  const Ints kept = a >= b;
+  uint32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= uint32_t(kept[i] & 1) << i;
+  return bits;
+#endif
+}
+
+// Writes the lanes whose bit is set one after another, and maybe others behind them; `to` has room
+// for sixteen. Returns how many were set.
+inline int64_t compress(float* to, Lanes x, uint32_t kept) {
+#if defined(__AVX512F__)
+  store(to, (Lanes)_mm512_maskz_compress_ps(kept, (__m512)x));
+#else
+  int64_t at = 0;
+  for (uint32_t left = kept; left; left &= left - 1) to[at++] = x[__builtin_ctz(left)];
+#endif
+  return __builtin_popcount(kept);
 }
 
 // to[i * stride] gets lane i of every x: a transposed square of 32-bit numbers.
@@ -255,7 +354,8 @@ inline void store_transposed(const Lanes (&x)[16], float* to, int64_t stride) {
 
 // exp(x) for x <= 0; relative error below 2e-7 (Cephes' expf), 0 below -87, NaN stays NaN.
 inline Lanes exp_negative(Lanes x) {
-  const Lanes clamped = x < -87.0f ? broadcast(-87.0f) : x;
+  const Lanes lowest = broadcast(-87.0f);
+  const Lanes clamped = where_less(x, lowest, lowest, x);
   const Lanes shifted = fma(clamped, broadcast(1.44269504f), broadcast(12582912.0f));
   const Lanes n = shifted - 12582912.0f;  // rounded to the nearest integer
   Lanes r = fma(n, broadcast(-0.693359375f), clamped);
@@ -268,7 +368,7 @@ inline Lanes exp_negative(Lanes x) {
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(p * r, r, r) + 1.0f;
   const Lanes power = (Lanes)(((Ints)shifted - 0x4b400000 + 127) << 23);
-  return x < -87.0f ? Lanes{} : p * power;
+  return where_less(x, lowest, Lanes{}, p * power);
 }
 
 // 2^x for x <= 0; relative error below 2e-7 (Cephes' exp2f), 0 below -126, NaN stays NaN.
@@ -293,7 +393,7 @@ inline Lanes exp2_negative(Lanes x) {
   return (Lanes)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
 #else
   const Lanes power = (Lanes)(((Ints)shifted - 0x4b400000 + 127) << 23);
-  return x < -126.0f ? Lanes{} : p * power;
+  return where_less(x, broadcast(-126.0f), Lanes{}, p * power);
 #endif
 }
 

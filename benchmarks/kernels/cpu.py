@@ -1,11 +1,12 @@
 """The CPU kernels beside torch's own ops and beside what the machine can do at most.
 
-    python -m benchmarks.kernels.cpu [attention] [lora] [between] [linears] [--rounds N] ...
+    python -m benchmarks.kernels.cpu [attention] [lora] [between] [linears] [sampling] ...
 
 A floor is the larger of two times: bytes read and written over the machine's measured reading
 rate, arithmetic over the rate of a large matrix product. Every operand comes from memory: a case
-goes round as many layers' worth of it as the caches can't hold. Times are the least of all rounds,
-and the candidates take turns, so that a busy machine disturbs all of them alike: compare ratios.
+goes round as many layers' worth of it as the caches can't hold; but logits, which a step has just
+written, from where they are. Times are the least of all rounds, and the candidates take turns, so
+that a busy machine disturbs all of them alike: compare ratios.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import torch
 from benchmarks.kernels.attention import attention
 from benchmarks.kernels.layers import between, low_rank, products
 from benchmarks.kernels.measure import Machine, measure_machine
+from benchmarks.kernels.sampling import sampling
 
 PARTS: dict[str, Callable[[Machine, int], None]] = {
     "attention": attention,
     "lora": low_rank,
     "between": between,
     "linears": products,
+    "sampling": sampling,
 }
 
 

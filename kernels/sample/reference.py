@@ -6,22 +6,24 @@ at. Rows without one, and those whose filter keeps more, take the whole vocabula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kernels.sample import SamplingPlan
+from kernels.sample import Logprobs, SamplingPlan
 
 HEAD = 256  # largest probabilities looked at first
 
 
 def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
     """See `kernels.sample.sample`."""
-    greedy = plan.temperatures == 0
-    if bool(greedy.all()):
-        return logits.argmax(1)
-    chosen = logits.new_empty(logits.shape[0], dtype=torch.int64)
-    chosen[greedy] = logits[greedy].argmax(1)
-    rows = greedy.logical_not().nonzero()[:, 0]
+    highest, chosen = logits.max(1)
+    broken = highest.isfinite().logical_not()
+    chosen = chosen.masked_fill(broken, -1)
+    rows = (broken | (plan.temperatures == 0)).logical_not().nonzero()[:, 0]
+    if not rows.numel():
+        return chosen
     probabilities = _probabilities(_take(logits, rows), plan.temperatures[rows])
     plan = _take_plan(plan, rows)
     filtered = (plan.top_ks > 0) | (plan.top_ps < 1) | (plan.min_ps > 0)
@@ -38,11 +40,20 @@ def sample(logits: Tensor, plan: SamplingPlan) -> Tensor:
     return chosen
 
 
+def logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int], count: int) -> Logprobs:
+    """See `kernels.sample.logprobs`."""
+    places = torch.tensor([rows, tokens], dtype=torch.int64, device=logits.device)
+    scores = torch.log_softmax(logits[places[0]], 1)
+    top = scores.topk(count, dim=1)
+    return Logprobs(scores.gather(1, places[1, :, None])[:, 0], top.values, top.indices)
+
+
 def _probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
     """Never NaN: the largest logit becomes 0 before anything is divided, so that no quotient
-    overflows upwards, and no divisor is so small that the processor takes it for 0."""
+    overflows upwards, and no divisor is infinite or so small that the processor takes it for 0."""
     shifted = logits - logits.amax(1, keepdim=True)
-    divisors = temperatures.clamp_min(torch.finfo(torch.float32).tiny)
+    limits = torch.finfo(torch.float32)
+    divisors = temperatures.clamp(limits.tiny, limits.max)
     return torch.softmax(shifted.div_(divisors[:, None]), 1)
 
 

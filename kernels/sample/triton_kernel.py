@@ -14,6 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.sample import SamplingPlan
+from kernels.sample.reference import logprobs
+
+__all__ = ["logprobs", "sample"]
 
 BLOCK = 4096  # columns of one turn
 WARPS = 8
@@ -98,16 +101,21 @@ def sample_kernel(
     row = logits + index * row_stride
     highest = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], 0, tl.int32)
+    nans = tl.full([], 0, tl.int32)
     for start in range(0, VOCABULARY, BLOCK):
         at = start + tl.arange(0, BLOCK)
         block = tl.load(row + at, mask=at < VOCABULARY, other=float("-inf"))
+        nans += tl.sum((block != block).to(tl.int32), 0)
         top = tl.max(block, 0)
         first = tl.min(tl.where(block == top, at, VOCABULARY), 0)
         best = tl.where(top > highest, first, best)
         highest = tl.maximum(highest, top)
     temperature = tl.load(temperatures + index)
-    if temperature > 0:
-        temperature = tl.maximum(temperature, 1e-30)  # as good as greedy, and no quotient overflows
+    if (nans > 0) | (tl.abs(highest) == float("inf")):
+        best = tl.full([], -1, tl.int32)
+    elif temperature > 0:
+        # 1e-30 is as good as greedy, and no quotient overflows or is infinity by infinity
+        temperature = tl.minimum(tl.maximum(temperature, 1e-30), 1e30)
         floor = tl.load(min_ps + index).to(tl.float32)
         top_k = tl.load(top_ks + index)
         if top_k > 0:

@@ -10,13 +10,14 @@ import pytest
 from kernels import native
 
 HERE = Path(__file__).parent
-SUITES = [HERE / f"test_native_{name}.py" for name in ("attention", "lora", "pointwise")]
+SUITES = [HERE / f"test_native_{name}.py" for name in ("attention", "lora", "pointwise", "sample")]
 CHOSEN = """
 import torch
-from kernels import kv_write, lora, paged_attention, pointwise
-for op in (kv_write, lora, paged_attention, pointwise):
+from kernels import kv_write, lora, paged_attention, pointwise, sample
+for op in (kv_write, lora, paged_attention, pointwise, sample):
+    dtype = () if op is sample else (torch.bfloat16,)
     block = (8, 64) if op in (kv_write, paged_attention) else ()
-    chosen = op._implementation("cpu", torch.bfloat16, *block)
+    chosen = op._implementation("cpu", *dtype, *block)
     print(getattr(chosen, "__module__", None) or chosen.__name__)
 """
 
@@ -35,7 +36,8 @@ def run(arguments, tmp_path, **environment):
 def test_switched_off_the_reference_serves(tmp_path):
     done = run(["-c", CHOSEN], tmp_path, BATTEN_NATIVE_KERNELS="0")
     assert done.stdout.split() == [
-        f"kernels.{op}.reference" for op in ("kv_write", "lora", "paged_attention", "pointwise")
+        f"kernels.{op}.reference"
+        for op in ("kv_write", "lora", "paged_attention", "pointwise", "sample")
     ]
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())
@@ -43,7 +45,7 @@ def test_switched_off_the_reference_serves(tmp_path):
 
 def test_without_a_compiler_the_reference_serves_and_one_line_says_so(tmp_path):
     done = run(["-c", CHOSEN], tmp_path, PATH=str(tmp_path))
-    assert done.stdout.count("reference") == 4
+    assert done.stdout.count("reference") == 5
     assert done.stderr.splitlines() == [
         "no g++ or clang++ on PATH: PyTorch serves instead of the faster C++ kernels"
     ]
