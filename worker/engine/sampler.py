@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.penalise import PenaltyPlan, penalise
-from kernels.sample import SamplingPlan, sample
+from kernels.sample import SamplingPlan, logprobs, sample
 from worker.engine.batch import SampledToken
 from worker.engine.random_numbers import uniform
 from worker.engine.sequence import Sequence
@@ -16,70 +20,66 @@ from worker.engine.token_counts import TokenCounts
 from worker.protocol.types import SamplingParams, TokenLogprob
 
 
+@torch.inference_mode()
 def sample_tokens(logits: Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
-    """One token per row of `logits`, float32 [sequences, vocabulary], which stays untouched.
+    """One token per row of `logits`, float32 [sequences, vocabulary], which stays as it was.
 
     Order, as in vLLM: logit bias, repetition, frequency and presence penalties, temperature,
     min-p, top-k, top-p. Log-probabilities are those of the model itself, before all that. A
     row whose logits are not numbers, are not once they are penalised, or whose bias names no
     token, gets an `error` instead.
     """
-    errors = _errors(logits, sequences)
-    logits = _without_broken(logits, errors)
-    adjusted = _adjust(logits, sequences, errors)
-    if adjusted is not logits:
-        errors = _overflows(adjusted, errors)
-        adjusted = _without_broken(adjusted, errors)
-    chosen = sample(adjusted, _plan(sequences, logits.device)).tolist()
-    reports = _logprobs(logits, sequences, chosen)
+    errors = [_bias_error(sequence, logits.shape[1]) for sequence in sequences]
+    with _adjusted(logits, sequences, errors):
+        chosen = sample(logits, _plan(sequences, logits.device)).tolist()
+    errors = [
+        error or (_not_finite(logits[row]) if token < 0 else None)
+        for row, (token, error) in enumerate(zip(chosen, errors, strict=True))
+    ]
+    reports = _reports(logits, sequences, chosen, errors)
     return [
         SampledToken(token, report) if error is None else SampledToken(-1, error=error)
         for token, report, error in zip(chosen, reports, errors, strict=True)
     ]
 
 
-def _errors(logits: Tensor, sequences: Rows[Sequence]) -> list[str | None]:
-    finite = torch.isfinite(logits.amax(1)).tolist()
-    vocabulary = logits.shape[1]
-    errors: list[str | None] = []
-    for is_finite, sequence in zip(finite, sequences, strict=True):
-        biased = [token for token, _ in sequence.sampling.logit_bias]
-        if not is_finite:
-            errors.append("the model's logits are not finite")
-        elif biased and not 0 <= min(biased) <= max(biased) < vocabulary:
-            errors.append(f"logit_bias names a token outside of the {vocabulary} there are")
-        else:
-            errors.append(None)
-    return errors
+def _bias_error(sequence: Sequence, vocabulary: int) -> str | None:
+    biased = [token for token, _ in sequence.sampling.logit_bias]
+    if biased and not 0 <= min(biased) <= max(biased) < vocabulary:
+        return f"logit_bias names a token outside of the {vocabulary} there are"
+    return None
 
 
-def _overflows(adjusted: Tensor, errors: Rows[str | None]) -> list[str | None]:
-    finite = torch.isfinite(adjusted.amax(1)).tolist()
-    return [
-        error or (None if is_finite else "bias and penalties make the logits overflow")
-        for is_finite, error in zip(finite, errors, strict=True)
-    ]
+def _not_finite(logits: Tensor) -> str:
+    if bool(logits.amax().isfinite()):
+        return "bias and penalties make the logits overflow"
+    return "the model's logits are not finite"
 
 
-def _without_broken(logits: Tensor, errors: Rows[str | None]) -> Tensor:
-    """Rows with an error are sampled like others, from zeros; nobody sees what comes out."""
-    if not any(errors):
-        return logits
-    broken = torch.tensor([error is not None for error in errors], device=logits.device)
-    return logits.masked_fill(broken[:, None], 0)
-
-
-def _adjust(logits: Tensor, sequences: Rows[Sequence], errors: Rows[str | None]) -> Tensor:
+@contextlib.contextmanager
+def _adjusted(
+    logits: Tensor, sequences: Rows[Sequence], errors: Rows[str | None]
+) -> Iterator[None]:
+    """Biased and penalised meanwhile, where few numbers change: a copy would take all of them."""
     rows = [
         (row, sequence)
         for row, (sequence, error) in enumerate(zip(sequences, errors, strict=True))
         if error is None and _adjusts(sequence.sampling)
     ]
     if not rows:
-        return logits
-    adjusted = logits.clone()
-    penalise(adjusted, _penalties(rows, logits.device))
-    return adjusted
+        yield
+        return
+    plan = _penalties(rows, logits.device)
+    places = (
+        torch.cat([plan.bias_rows, plan.seen_rows]),
+        torch.cat([plan.bias_tokens, plan.seen_tokens]),
+    )
+    before = logits[places]
+    penalise(logits, plan)
+    try:
+        yield
+    finally:
+        logits[places] = before
 
 
 def _adjusts(sampling: SamplingParams) -> bool:
@@ -106,20 +106,25 @@ def _penalties(rows: Rows[tuple[int, Sequence]], device: torch.device) -> Penalt
         ]
     )
     seen_rows = torch.tensor([row for row, _, _ in counted]).repeat_interleave(lengths)
-    tokens = torch.tensor([token for _, _, counts in counted for token in counts.tokens])
-    times = torch.tensor([float(n) for _, _, counts in counted for n in counts.times])
+    tokens = _joined([counts.tokens for _, _, counts in counted], torch.int64)
+    times = _joined([counts.times for _, _, counts in counted], torch.float32)
     repetition, frequency, presence = strengths.repeat_interleave(lengths, 0).to(device).unbind(1)
     return PenaltyPlan(
         bias_rows=torch.tensor([row for row, _, _ in biased], dtype=torch.int64, device=device),
         bias_tokens=torch.tensor([t for _, t, _ in biased], dtype=torch.int64, device=device),
         biases=torch.tensor([bias for _, _, bias in biased], dtype=torch.float32, device=device),
         seen_rows=seen_rows.to(device),
-        seen_tokens=tokens.to(device, torch.int64),
+        seen_tokens=tokens.to(device),
         times=times.to(device),
         repetition=repetition,
         frequency=frequency,
         presence=presence,
     )
+
+
+def _joined(arrays: Rows[array[Any]], dtype: torch.dtype) -> Tensor:
+    numbers = bytearray().join(arrays)
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def _counts(sequence: Sequence) -> TokenCounts:
@@ -154,21 +159,23 @@ def _plan(sequences: Rows[Sequence], device: torch.device) -> SamplingPlan:
     )
 
 
-def _logprobs(
-    logits: Tensor, sequences: Rows[Sequence], chosen: Rows[int]
+def _reports(
+    logits: Tensor, sequences: Rows[Sequence], chosen: Rows[int], errors: Rows[str | None]
 ) -> list[TokenLogprob | None]:
     reports: list[TokenLogprob | None] = [None] * len(sequences)
-    rows = [row for row, seq in enumerate(sequences) if seq.sampling.logprobs is not None]
-    if not rows:
+    counts = {
+        row: sequence.sampling.logprobs
+        for row, (sequence, error) in enumerate(zip(sequences, errors, strict=True))
+        if sequence.sampling.logprobs is not None and error is None
+    }
+    if not counts:
         return reports
-    wanted = max(sequences[row].sampling.logprobs or 0 for row in rows)
-    logprobs = torch.log_softmax(logits[rows], 1)
-    tokens = torch.tensor([chosen[row] for row in rows], device=logits.device)
-    of_chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-    top = logprobs.topk(min(wanted, logits.shape[1]), dim=1)
-    tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    for row, logprob, (ids, values) in zip(rows, of_chosen, tops, strict=True):
-        count = sequences[row].sampling.logprobs or 0
-        pairs = tuple(zip(ids[:count], values[:count], strict=True))
+    most = min(max(counts.values()), logits.shape[1])
+    found = logprobs(logits, [*counts], [chosen[row] for row in counts], most)
+    tops = zip(found.top_tokens.tolist(), found.top.tolist(), strict=True)
+    for (row, count), logprob, (tokens, top) in zip(
+        counts.items(), found.chosen.tolist(), tops, strict=True
+    ):
+        pairs = tuple(zip(tokens[:count], top[:count], strict=True))
         reports[row] = TokenLogprob(chosen[row], logprob, pairs)
     return reports

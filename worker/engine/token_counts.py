@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 
@@ -11,8 +12,8 @@ class TokenCounts:
     __slots__ = ("_places", "_read", "times", "tokens")
 
     def __init__(self, prompt_ids: Iterable[int]) -> None:
-        self.tokens = list(dict.fromkeys(prompt_ids))
-        self.times = [0] * len(self.tokens)
+        self.tokens = array("q", dict.fromkeys(prompt_ids))
+        self.times = array("f", bytes(4 * len(self.tokens)))
         self._places = {token: place for place, token in enumerate(self.tokens)}
         self._read = 0
 
