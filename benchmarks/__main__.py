@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from worker.runtime.threads import wait_politely
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -52,7 +54,8 @@ def run(benchmark: Benchmark) -> str:
     """How it ended, in a line."""
     load, begin = os.getloadavg()[0], time.monotonic()
     print(f"\n{benchmark.name} {' '.join(benchmark.arguments)}", flush=True)
-    environment = {**os.environ, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+    environment = dict(os.environ)
+    wait_politely(environment)
     status = subprocess.run(benchmark.command, env=environment, check=False).returncode
     end = "done" if status == 0 else f"FAILED (status {status})"
     return f"{benchmark.name:<24}{end} in {time.monotonic() - begin:.0f} s, load average {load:.1f}"
