@@ -488,6 +488,37 @@ def test_base_shapes_equal_the_live_models(tmp_path):
         assert live.items() <= shapes.items()
 
 
+def test_norms_of_heads_are_refused_at_upload_by_name(tmp_path):
+    """PEFT's 'norm' names q_norm too; a worker changes norms over the hidden size alone."""
+    from tests.engine.driver import save_tiny_model
+    from worker.engine.model_loader import load_model
+
+    folder = save_tiny_model(tmp_path, "qwen3")
+    shapes = peft.base_shapes(folder)
+    live = load_model(folder, "float32", certified=True).lora_shapes
+    assert {name for name in shapes if "norm" in name} == {name for name in live if "norm" in name}
+    weights = {
+        "base_model.model.model.norm.weight": torch.ones(64),
+        "base_model.model.model.layers.0.self_attn.q_norm.weight": torch.ones(16),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(4, 64),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": torch.ones(64, 4),
+    }
+    header = peft.parse_header(save(weights))
+    [problem] = peft.validate(parse(modules_to_save=["norm"]), header, shapes)
+    assert problem.code == "adapter_unsupported_tensor"
+    assert problem.name == "model.layers.0.self_attn.q_norm"
+    assert "'model.norm' or 'layernorm' does not" in problem.message
+    assert not parse(modules_to_save=["model.norm", "layernorm"]).saves(problem.name)
+
+
+@pytest.mark.parametrize("name", ["experts.gate_up_proj_bias", "gate.e_score_correction_bias"])
+def test_biases_that_only_an_older_peft_saves_are_refused_by_name(name):
+    weights = tensors() | {f"base_model.model.model.layers.0.mlp.{name}": torch.ones(4)}
+    [problem] = check(weights, bias="all")
+    assert problem.code == "adapter_unsupported_tensor"
+    assert "PEFT before 0.21 trains and saves it" in problem.message
+
+
 def test_base_shapes_of_a_sharded_model(tmp_path):
     from transformers import AutoModelForCausalLM
 

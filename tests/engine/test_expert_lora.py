@@ -69,6 +69,28 @@ def test_a_mixed_batch_equals_peft(model_type, router, tmp_path):
     check_equals_peft(base, folders, rank=64, num_blocks=900)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_biases_of_a_model_with_many_equal_peft(tmp_path):
+    """gpt_oss has biases in attention, router and experts; PEFT trains all but the experts'."""
+    experts = {"target_modules": ["q_proj"], "target_parameters": BOTH[:1]}
+    router = {"target_modules": ["q_proj"], "target_parameters": ["router.weight"]}
+    configs = {
+        "all": {"target_modules": ["q_proj"], "bias": "all"},
+        "only": {"target_modules": ["q_proj", "o_proj"], "bias": "lora_only"},
+        "dora": {"target_modules": "all-linear", "bias": "all", "use_dora": True},
+        "experts": {**experts, "bias": "all"},
+        "router": {**router, "bias": "all"},
+        "router only": {**router, "bias": "lora_only"},
+        "saved": {"target_modules": ["q_proj"], "bias": "all", "modules_to_save": ["router"]},
+    }
+    base = save_tiny_model(tmp_path / "base", "gpt_oss")
+    folders = {
+        AdapterRef(name, 4): save_adapter(base, tmp_path / name, seed, r=4, **config)
+        for seed, (name, config) in enumerate(configs.items())
+    }
+    check_equals_peft(base, folders, rank=64, num_blocks=900)
+
+
 @pytest.mark.parametrize(("model_type", "router"), MODELS)
 def test_shapes_of_the_files_are_those_of_the_live_model(model_type, router, tmp_path):
     base = save_tiny_model(tmp_path, model_type)

@@ -45,7 +45,8 @@ _FUSED_NAMES = ("gate_up_proj", "down_proj")
 
 def base_shapes(model_dir: Path) -> dict[str, Shape]:
     """Shapes of a model folder's weights by module name, linear ones (out, in), of experts'
-    fused weights (experts, out, in), and of biases; Conv1D's also as stored, by their own name.
+    fused weights (experts, out, in), of norms over the hidden size, and of biases; Conv1D's also
+    as stored, by their own name.
 
     Raises SafetensorsError, OSError or ValueError for a folder without readable weights.
     """
@@ -70,7 +71,17 @@ def base_shapes(model_dir: Path) -> dict[str, Shape]:
                 shapes[module], shapes[f"{module}.weight"] = stored[::-1], stored
     shapes.update({name: _fused(name, matrices) for name, matrices in experts.items()})
     _add_tied_head(shapes)
-    return shapes
+    return _without_other_norms(shapes)
+
+
+def _without_other_norms(shapes: dict[str, Shape]) -> dict[str, Shape]:
+    """A worker changes norms over the hidden size (the embeddings' width) and no others."""
+    widths = {shape[1] for name, shape in shapes.items() if is_embedding(name) and len(shape) == 2}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if len(shape) != 1 or name.endswith(".bias") or not widths or shape[0] in widths
+    }
 
 
 def _module(name: str, model_type: str) -> str:

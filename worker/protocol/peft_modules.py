@@ -20,11 +20,23 @@ _SINGLE_EXPERT = (
     "transformers 5, which fuse it"
 )
 
+_NAMED_BIAS = (
+    "a bias of experts or of a router's choice is not served. With bias='all' PEFT before 0.21 "
+    "trains and saves it; use PEFT 0.21, which leaves it alone, or bias='lora_only'"
+)
+_NOT_SAVED = (
+    "modules_to_save names it, which is served for norms over the hidden size, embeddings, heads, "
+    "linear layers and routers only. PEFT compares the ends of names: 'norm' names the attention's "
+    "q_norm, too, 'model.norm' or 'layernorm' does not"
+)
+
 
 def refuse_tensor(key: str) -> Problem:
     """A tensor of a PEFT feature we don't serve, or of no PEFT feature at all."""
     if not key.startswith(PREFIX):
         return Problem("adapter_unknown_tensor", key, f"its name doesn't start with {PREFIX}")
+    if key.endswith("_bias"):
+        return Problem("adapter_unsupported_tensor", key, _NAMED_BIAS)
     if "lora_" in key or ".base_layer." in key:
         message = "this kind of LoRA tensor is not supported"
         return Problem("adapter_unsupported_tensor", key, message)
@@ -49,7 +61,10 @@ def check_module(
     base = _base_shape(module, shapes)
     if base is None:
         if not parts.keys() & {"A", "B", "embedding_A", "embedding_B"}:
-            yield Problem("adapter_unknown_tensor", module, "not a tensor that PEFT would load")
+            if config.saves(module):
+                yield Problem("adapter_unsupported_tensor", module, _NOT_SAVED)
+            else:
+                yield Problem("adapter_unknown_tensor", module, "not a tensor that PEFT would load")
         else:
             message = (
                 _SINGLE_EXPERT if ".experts." in module else "the base model has no such module"
