@@ -35,7 +35,8 @@ def benchmarks() -> Iterator[Benchmark]:
     yield Benchmark("engine.scheduler")
     yield Benchmark("kernels.cpu", ("--rounds", "5"))
     yield Benchmark("kernels.compile_ahead")
-    yield Benchmark("queue.claim", ("--queued", "10", "1000", "100000"))
+    sizes = ("--queued", "10", "1000", "10000", "--claims", "100", "--passes", "1000")
+    yield Benchmark("queue.claim", sizes)
     yield Benchmark("queue.fairness", ("--lines", "5000"))
     yield Benchmark("queue.usage", ("--rows", "100000", "--transactions", "5"))
     if model := os.environ.get("BATTEN_MODEL"):

@@ -1,6 +1,6 @@
 """How long a claim takes as the queue grows, and how many requests a second pass through it.
 
-    python benchmarks/queue/claim.py [--redis-url URL] [--queued N ...]
+    python -m benchmarks.queue.claim [--redis-url URL] [--queued N ...] [--claims N] [--passes N]
 
 Without a URL a redis-server is started for the run. The given server's data is flushed.
 """
@@ -89,7 +89,7 @@ async def throughput(queue: RedisQueue, events: RedisEventStream, total: int, ba
     return total / (time.perf_counter() - began)
 
 
-async def measure(url: str, sizes: Sequence[int]) -> None:
+async def measure(url: str, sizes: Sequence[int], claims: int, passes: int) -> None:
     client = connect(url)
     for queued in sizes:
         await client.flushall()
@@ -97,7 +97,7 @@ async def measure(url: str, sizes: Sequence[int]) -> None:
         await fill(queue, queued)
         for name, room in (("8 taken", EIGHT), ("none fits", NOTHING_FITS)):
             await client.config_resetstat()
-            cuts = statistics.quantiles(await claim_latency(queue, room, 300), n=100)
+            cuts = statistics.quantiles(await claim_latency(queue, room, claims), n=100)
             scripts = (await client.info("commandstats"))["cmdstat_evalsha"]
             print(
                 f"claim, {queued:>9,} queued, {name:9}: p50 {cuts[49]:.2f} ms, "
@@ -105,7 +105,7 @@ async def measure(url: str, sizes: Sequence[int]) -> None:
             )
     await client.flushall()
     queue = RedisQueue(client, MODEL, QueueSettings(stream_limit=10**6))
-    rate = await throughput(queue, RedisEventStream(client, MODEL), 10_000, 100)
+    rate = await throughput(queue, RedisEventStream(client, MODEL), passes, 100)
     print(f"enqueue, claim, finish, read, ack, forget: {rate:,.0f} requests/s in batches of 100")
     await client.aclose()
 
@@ -135,12 +135,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--redis-url")
     parser.add_argument("--queued", type=int, nargs="+", default=[10, 1_000, 1_000_000])
+    parser.add_argument("--claims", type=int, default=300, help="of each kind and size")
+    parser.add_argument("--passes", type=int, default=10_000, help="requests from end to end")
     options = parser.parse_args()
+    given = options.queued, options.claims, options.passes
     if options.redis_url:
-        asyncio.run(measure(options.redis_url, options.queued))
+        asyncio.run(measure(options.redis_url, *given))
         return
     with own_server() as own_url:
-        asyncio.run(measure(own_url, options.queued))
+        asyncio.run(measure(own_url, *given))
 
 
 if __name__ == "__main__":

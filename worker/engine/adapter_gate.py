@@ -59,9 +59,6 @@ class AdapterGate:
     def is_pinned(self, digest: str) -> bool:
         return digest in self._pinned
 
-    def is_blocked(self, digest: str) -> bool:
-        return digest in self._blocked
-
     def admits(self, adapter: AdapterRef, step: int) -> bool:
         """Whether a sequence may start with it now; else it counts as blocked from here on.
 
