@@ -93,14 +93,16 @@ inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
 
 inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof(x)); }
 
-inline void store(bfloat16* to, Lanes x) {  // rounds to nearest even, keeps NaN
+inline Bits rounded_bits(Lanes x) {  // to the nearest even bfloat16, in the upper half; keeps NaN
+  const Bits bits = (Bits)x;
+  return (bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+inline void store(bfloat16* to, Lanes x) {
 #if defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
 #else
-  const Bits bits = (Bits)x;
-  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Bits kept = (bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded;
-  const HalfBits half = __builtin_convertvector(kept, HalfBits);
+  const HalfBits half = __builtin_convertvector(rounded_bits(x) >> 16, HalfBits);
 #endif
   std::memcpy(to, &half, sizeof(half));
 }
@@ -110,6 +112,62 @@ inline void store(T* to, Lanes x, int64_t count) {
   if (count >= LANES) return store(to, x);
   T padded[LANES];
   store(padded, x);
+  std::memcpy(to, padded, std::max<int64_t>(count, 0) * sizeof(T));
+}
+
+// 2 * LANES numbers of a row. Of bfloat16 the even and the odd ones, which takes one instruction
+// each to load: all that is done with them must keep to T's order.
+struct Wide {
+  Lanes first, second;
+};
+
+inline Wide load_wide(const float* x) { return {load(x), load(x + LANES)}; }
+
+inline Wide load_wide(const bfloat16* x) {
+  const Bits bits = (Bits)raw(x);
+  return {(Lanes)(bits << 16), (Lanes)(bits & 0xffff0000)};
+}
+
+template <typename T>
+inline Wide load_wide(const T* x, int64_t count) {  // zeros from `count` on
+  if (count >= 2 * LANES) return load_wide(x);
+  T padded[2 * LANES] = {};
+  std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
+  return load_wide(padded);
+}
+
+inline Wide in_order_of(float, Wide x) { return x; }
+
+inline Wide in_order_of(bfloat16, Wide x) {
+  return {__builtin_shufflevector(x.first, x.second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,
+                                  26, 28, 30),
+          __builtin_shufflevector(x.first, x.second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25,
+                                  27, 29, 31)};
+}
+
+inline void store_wide(float* to, Wide x) {
+  store(to, x.first);
+  store(to + LANES, x.second);
+}
+
+inline void store_wide(bfloat16* to, Wide x) {
+#if defined(__AVX512BF16__)
+  typedef uint16_t Halves __attribute__((vector_size(64)));
+  const Halves halves = (Halves)_mm512_cvtne2ps_pbh((__m512)x.second, (__m512)x.first);
+  const Halves both = __builtin_shufflevector(
+      halves, halves, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26,
+      11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#else
+  const Bits both = (rounded_bits(x.first) >> 16) | (rounded_bits(x.second) & 0xffff0000);
+#endif
+  std::memcpy(to, &both, sizeof(both));
+}
+
+template <typename T>
+inline void store_wide(T* to, Wide x, int64_t count) {
+  if (count >= 2 * LANES) return store_wide(to, x);
+  T padded[2 * LANES];
+  store_wide(padded, x);
   std::memcpy(to, padded, std::max<int64_t>(count, 0) * sizeof(T));
 }
 

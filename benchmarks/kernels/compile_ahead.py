@@ -36,6 +36,7 @@ TARGETS = {
 }
 TYPES = {
     "tables": "*i64",
+    "addresses": "*i64",
     "slots": "*i64",
     "tiles": "*i32",
     "tile_rows": "*i32",

@@ -16,6 +16,7 @@ from benchmarks.kernels.measure import (
     HIDDEN,
     INNER,
     LAYERS,
+    LORA_LAYERS,
     RANKS,
     SHAPES,
     Machine,
@@ -25,37 +26,38 @@ from benchmarks.kernels.measure import (
     report,
 )
 from kernels import pointwise
-from kernels.lora import LoraSegments, lora
+from kernels.lora import LoraPool, LoraSegments, lora
 from kernels.lora import reference as lora_reference
 from kernels.pointwise import reference as pointwise_reference
 from worker.engine.packed_linear import pack, packable
 
+GROUPS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+"""Modules that share their input: the engine changes their outputs in one call."""
+
 
 @dataclass(frozen=True)
 class Linears:
-    """All linears of `LAYERS` layers, with pools that hold eight adapters."""
+    """All linears of `LORA_LAYERS` layers, with pools that hold the adapters of a step."""
 
     inputs: dict[int, Tensor]
     weights: list[Tensor]
-    pools: list[tuple[str, Tensor, Tensor]]
-    scales: Tensor
-    outputs: dict[str, Tensor]
+    pools: list[list[LoraPool]]  # by layer and group
+    outputs: list[list[Tensor]]  # by group
 
     @staticmethod
     def make(tokens: int, ranks: int) -> Linears:
         def random(*shape: int) -> Tensor:
             return torch.randn(*shape).bfloat16()
 
-        names = list(SHAPES) * LAYERS
+        def pool(name: str) -> LoraPool:
+            out, width = SHAPES[name]
+            return LoraPool(random(ranks, width), random(ranks, out), torch.ones(ranks))
+
         return Linears(
             {width: random(tokens, width) for width in {width for _, width in SHAPES.values()}},
-            [random(*SHAPES[name]) for name in names],
-            [
-                (name, random(ranks, SHAPES[name][1]), random(ranks, SHAPES[name][0]))
-                for name in names
-            ],
-            torch.ones(ranks),
-            {name: random(tokens, out) for name, (out, _) in SHAPES.items()},
+            [random(*shape) for _ in range(LORA_LAYERS) for shape in SHAPES.values()],
+            [[pool(name) for name in group] for _ in range(LORA_LAYERS) for group in GROUPS],
+            [[random(tokens, SHAPES[name][0]) for name in group] for group in GROUPS],
         )
 
     def base(self) -> Run:
@@ -67,8 +69,9 @@ class Linears:
 
     def update(self, function: Callable[..., None], segments: LoraSegments) -> Run:
         def run(index: int) -> None:
-            name, a, b = self.pools[index]
-            function(self.inputs[a.shape[1]], self.outputs[name], a, b, self.scales, segments)
+            pools = self.pools[index]
+            outputs = self.outputs[index % len(GROUPS)]
+            function(self.inputs[pools[0].width], outputs, pools, segments)
 
         return in_turn(len(self.pools), run)
 
@@ -83,10 +86,9 @@ def low_rank(machine: Machine, rounds: int) -> None:
             [(index, tokens // adapters) for index in range(adapters)], rows
         )
         linears = Linears.make(tokens, sum(ranks))
-        widths = sum(out + width for out, width in SHAPES.values()) * LAYERS
+        widths = sum(out + width for out, width in SHAPES.values()) * LORA_LAYERS
         products = sum((stop - start) * len(own) for start, stop, own in segments.spans)
-        outputs = sum(out for out, _ in SHAPES.values()) * LAYERS * tokens
-        floor = machine.floor(2 * (sum(ranks) * widths + 2 * outputs), 2 * products * widths)
+        floor = machine.floor(2 * sum(ranks) * widths, 2 * products * widths)
         runs = {
             "ours": linears.update(lora, segments),
             "reference": linears.update(lora_reference.lora, segments),

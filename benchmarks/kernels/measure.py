@@ -20,6 +20,7 @@ SHAPES = {  # its linears: (out, in)
 }
 BLOCK_SIZE = 8
 LAYERS = 8
+LORA_LAYERS = 30  # all of them: the adapters of eight layers would stay in a cache
 RANKS = (8, 16, 32)
 
 Run = Callable[[], object]

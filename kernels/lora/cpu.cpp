@@ -1,164 +1,242 @@
-// Low-rank updates of packed tokens, each with the rows of its own adapter.
+// Low-rank updates of packed tokens, each with the rows of its own adapter, for all modules that
+// share an input.
 //
-// A task is up to TOKENS tokens of one adapter: their products with its rows of A, scaled, then
-// with its rows of B, added to y. Every number is summed in an order that depends on the widths
-// and its own adapter's rows alone, so its bits are the same alone and in any batch. All sums are
-// float32, and y is rounded once.
+// A task is up to TOKENS tokens of one adapter in one module: their products with its rows of A,
+// scaled, then with its rows of B, added to y, then the adapter's gain and shift. Every number is
+// summed in an order that depends on the widths and its own adapter's rows alone, so its bits are
+// the same alone and in any batch. All of it is float32, and y is rounded once.
+//
+// A module's rows are read once a step, from memory: while a thread computes, it fetches what it
+// will read next, to the first rows of its next task.
 
 #include "../lanes.h"
 
+#include <atomic>
 #include <vector>
 
 using namespace batten;
 
 namespace {
 
+constexpr int64_t TOKENS = 16;                    // most of a task
 constexpr int SQUARE = 4;                         // tokens and rows of a product block
-constexpr int TALL = VECTORS > 1 ? 8 : 4;         // tokens of an update block
-constexpr int WIDE = VECTORS > 1 ? 2 : 1;         // and its Lanes of columns
+constexpr int TALL = VECTORS > 1 ? 8 : 2;         // tokens of an update block
+constexpr int64_t WIDE = 2 * LANES;               // and its columns
+constexpr int64_t AHEAD = 256;                    // columns of B fetched before they are read
 
-constexpr int64_t AHEAD = 256;  // columns of B that are fetched before they are read
-
-struct Task {
+struct Tile {
   int64_t first, count, rows_from, rows_count;
 };
 
-// Of `hidden`: whole squares.
-inline int64_t stride(const Task& task) {
-  return (task.rows_count + SQUARE - 1) / SQUARE * SQUARE;
-}
-
-template <typename T>
-struct Call {
-  const T* x;
-  T* y;
-  const T *A, *B;
+struct Pool {
+  const void *A, *B;
   const float* scales;
-  const int64_t* rows;
-  int64_t width, out, x_stride, y_stride;
+  const float* const (*affines)[2];  // gain and shift by an adapter's first row, or null
+  int64_t out;
 };
 
-// Rows of a pool are too short for the processor's own prefetching to find its way.
-template <typename T>
-void fetch(const T* from, int64_t count) {
-  const char* bytes = reinterpret_cast<const char*>(from);
-  for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
-}
+struct Target {
+  const Pool* pool;
+  void* y;
+  int64_t y_stride;
+};
 
-// Lane 4 * i + j is dot(x[i], w[j]).
+struct Call {
+  const void* x;
+  int64_t width;
+  const Target* targets;
+  int64_t modules;
+  const Tile* tiles;
+  int64_t tiles_count;
+  const int64_t* rows;
+};
+
 template <typename T>
-Lanes products(const T* const (&x)[SQUARE], const T* const (&w)[SQUARE], int64_t width) {
+struct Task {
+  const T *x, *A, *B;
+  T* y;
+  const float *scales, *gain, *shift;
+  const int64_t* rows;  // those that this module has no scale for come last, and are not counted
+  int64_t count, ranks, width, out, y_stride;
+};
+
+inline void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
+// Lane 4 * j + i is dot(w[j], x[i]).
+template <bool FETCH, typename T>
+Lanes products(const T* const (&x)[SQUARE], const T* const (&w)[SQUARE],
+               const T* const (&next)[SQUARE], int64_t width) {
   constexpr int64_t STEP = LANES * PER_STEP<T>;
   Lanes sums[SQUARE * SQUARE] = {};
   const auto add = [&](auto read) {
-    Lanes weights[SQUARE];
+    Lanes numbers[SQUARE];
     BATTEN_UNROLL
-    for (int j = 0; j < SQUARE; j++) weights[j] = read(w[j]);
+    for (int i = 0; i < SQUARE; i++) numbers[i] = read(x[i]);
     BATTEN_UNROLL
-    for (int i = 0; i < SQUARE; i++) {
-      const Lanes numbers = read(x[i]);
+    for (int j = 0; j < SQUARE; j++) {
+      const Lanes weights = read(w[j]);
       BATTEN_UNROLL
-      for (int j = 0; j < SQUARE; j++) {
-        sums[SQUARE * i + j] = multiply_add<T>(numbers, weights[j], sums[SQUARE * i + j]);
+      for (int i = 0; i < SQUARE; i++) {
+        sums[SQUARE * j + i] = multiply_add<T>(weights, numbers[i], sums[SQUARE * j + i]);
       }
     }
   };
   int64_t at = 0;
-  for (; at + STEP <= width; at += STEP) add([&](const T* row) { return load_steps(row + at); });
+  for (; at + STEP <= width; at += STEP) {
+    add([&](const T* row) { return load_steps(row + at); });
+    if constexpr (FETCH) {
+      BATTEN_UNROLL
+      for (int j = 0; j < SQUARE; j++) fetch(next[j] + at);
+    }
+  }
   if (at < width) add([&](const T* row) { return load_steps(row + at, width - at); });
   return sums_of(sums);
 }
 
-// hidden[token][row] = scales[row] * dot(A[row], x[token]), up to whole squares.
+// hidden[row][token] = scales[row] * dot(A[row], x[token]), up to whole squares.
 template <typename T>
-void shrink(const Call<T>& call, const Task& task, float* hidden) {
-  const int64_t* rows = call.rows + task.rows_from;
-  for (int64_t row = 0; row < task.rows_count; row += SQUARE) {
-    const T* w[SQUARE];
+void shrink(const Task<T>& task, float (*hidden)[TOKENS]) {
+  for (int64_t row = 0; row < task.ranks; row += SQUARE) {
+    const T *w[SQUARE], *next[SQUARE];
     Lanes scales;
     BATTEN_UNROLL
     for (int j = 0; j < SQUARE; j++) {
-      const int64_t index = rows[std::min(row + j, task.rows_count - 1)];
-      w[j] = call.A + index * call.width;
-      if (row + j + SQUARE < task.rows_count) {
-        fetch(call.A + rows[row + j + SQUARE] * call.width, call.width);
-      }
-      fetch(call.B + index * call.out, std::min(call.out, AHEAD));
+      const int64_t index = task.rows[std::min(row + j, task.ranks - 1)];
+      w[j] = task.A + index * task.width;
+      next[j] = task.A + task.rows[std::min(row + j + SQUARE, task.ranks - 1)] * task.width;
       BATTEN_UNROLL
-      for (int i = 0; i < SQUARE; i++) scales[SQUARE * i + j] = call.scales[index];
+      for (int i = 0; i < SQUARE; i++) scales[SQUARE * j + i] = task.scales[index];
+    }
+    const bool last = row + SQUARE >= task.ranks;
+    for (int64_t at = 0; last && at < std::min(task.out, AHEAD); at += WIDE) {
+      for (int64_t i = 0; i < task.ranks; i++) fetch(task.B + task.rows[i] * task.out + at);
     }
     for (int64_t token = 0; token < task.count; token += SQUARE) {
       const T* x[SQUARE];
       BATTEN_UNROLL
       for (int i = 0; i < SQUARE; i++) {
-        x[i] = call.x + (task.first + std::min(token + i, task.count - 1)) * call.x_stride;
+        x[i] = task.x + std::min(token + i, task.count - 1) * task.width;
       }
+      const Lanes sums = token == 0 && !last ? products<true>(x, w, next, task.width)
+                                             : products<false>(x, w, next, task.width);
       float block[LANES];
-      store(block, products(x, w, call.width) * scales);
+      store(block, sums * scales);
       BATTEN_UNROLL
-      for (int i = 0; i < SQUARE; i++) {
-        float* to = hidden + (token + i) * stride(task) + row;
-        std::memcpy(to, block + SQUARE * i, SQUARE * sizeof(float));
+      for (int j = 0; j < SQUARE; j++) {
+        std::memcpy(hidden[row + j] + token, block + SQUARE * j, SQUARE * sizeof(float));
       }
     }
   }
 }
 
-// y[token] += hidden[token] @ B[rows], for `count` tokens and `width` Lanes of columns.
+// y[token] = (y[token] + hidden[token] @ B[rows]) * gain + shift, for HEIGHT tokens and WIDE
+// columns. `following` is fetched where B ends.
 template <int HEIGHT, typename T>
-void update(const Call<T>& call, const Task& task, const float* hidden, int64_t token,
-            int64_t column) {
-  const int64_t* rows = call.rows + task.rows_from;
-  Lanes sums[HEIGHT][WIDE] = {};
-  const bool whole = column + WIDE * LANES <= call.out;
-  for (int64_t row = 0; row < task.rows_count; row++) {
-    const T* b = call.B + rows[row] * call.out + column;
-    if (token == 0 && column + AHEAD < call.out) __builtin_prefetch(b + AHEAD, 0, 2);
-    Lanes weights[WIDE];
-    BATTEN_UNROLL
-    for (int v = 0; v < WIDE; v++) {
-      weights[v] =
-          whole ? load(b + v * LANES) : load(b + v * LANES, call.out - column - v * LANES);
-    }
-    BATTEN_UNROLL
-    for (int i = 0; i < HEIGHT; i++) {
-      const Lanes number = broadcast(hidden[(token + i) * stride(task) + row]);
+inline void update(const Task<T>& task, const float (*hidden)[TOKENS], int64_t token,
+                   int64_t column, const char*& following) {
+  const int64_t left = task.out - column;
+  Wide sums[HEIGHT] = {};
+  const auto add = [&](auto read, auto fetch_next) {
+    for (int64_t row = 0; row < task.ranks; row++) {
+      const T* b = task.B + task.rows[row] * task.out + column;
+      const Wide weights = read(b);
+      fetch_next(b);
       BATTEN_UNROLL
-      for (int v = 0; v < WIDE; v++) sums[i][v] = fma(number, weights[v], sums[i][v]);
+      for (int i = 0; i < HEIGHT; i++) {
+        const Lanes number = broadcast(hidden[row][token + i]);
+        sums[i].first = fma(number, weights.first, sums[i].first);
+        sums[i].second = fma(number, weights.second, sums[i].second);
+      }
     }
+  };
+  const auto whole = [](const T* b) { return load_wide(b); };
+  if (left > AHEAD && token == 0) {
+    add(whole, [](const T* b) { fetch(b + AHEAD); });
+  } else if (left >= WIDE) {
+    add(whole, [&](const T*) {
+      fetch(following);
+      following += 64;
+    });
+  } else {
+    add([&](const T* b) { return load_wide(b, left); }, [](const T*) {});
   }
+  Wide gain = {broadcast(1.0f), broadcast(1.0f)}, shift = {};
+  if (task.gain) gain = in_order_of(T{}, load_wide(task.gain + column, left));
+  if (task.shift) shift = in_order_of(T{}, load_wide(task.shift + column, left));
   BATTEN_UNROLL
   for (int i = 0; i < HEIGHT; i++) {
-    BATTEN_UNROLL
-    for (int v = 0; v < WIDE; v++) {
-      const int64_t at = column + v * LANES;
-      T* y = call.y + (task.first + token + i) * call.y_stride + at;
-      if (at < call.out) store(y, load(y, call.out - at) + sums[i][v], call.out - at);
-    }
+    T* y = task.y + (token + i) * task.y_stride + column;
+    Wide total = load_wide(y, left);
+    total.first = fma(total.first + sums[i].first, gain.first, shift.first);
+    total.second = fma(total.second + sums[i].second, gain.second, shift.second);
+    store_wide(y, total, left);
   }
 }
 
 template <typename T, int HEIGHT = TALL>
-void expand(const Call<T>& call, const Task& task, const float* hidden, int64_t token,
-            int64_t column) {
+inline void expand(const Task<T>& task, const float (*hidden)[TOKENS], int64_t token,
+                   int64_t column, const char*& following) {
   for (; token + HEIGHT <= task.count; token += HEIGHT) {
-    update<HEIGHT>(call, task, hidden, token, column);
+    update<HEIGHT>(task, hidden, token, column, following);
   }
   if constexpr (HEIGHT > 1) {
-    if (token < task.count) expand<T, HEIGHT / 2>(call, task, hidden, token, column);
+    if (token < task.count) expand<T, HEIGHT / 2>(task, hidden, token, column, following);
   }
 }
 
+// Task `index` of a call. `rows` gets those of its rows that have a scale.
 template <typename T>
-void run(const Call<T>& call, const Task* tasks, int64_t count, int64_t hidden_size, int threads) {
+Task<T> task_of(const Call& call, int64_t index, int64_t* rows) {
+  const Tile& tile = call.tiles[index / call.modules];
+  const Target& target = call.targets[index % call.modules];
+  const Pool& pool = *target.pool;
+  const int64_t* own = call.rows + tile.rows_from;
+  int64_t ranks = 0;
+  for (int64_t i = 0; i < tile.rows_count; i++) {
+    rows[ranks] = own[i];
+    ranks += pool.scales[own[i]] != 0.0f;
+  }
+  const auto affine = pool.affines[own[0]];
+  return {static_cast<const T*>(call.x) + tile.first * call.width,
+          static_cast<const T*>(pool.A),
+          static_cast<const T*>(pool.B),
+          static_cast<T*>(target.y) + tile.first * target.y_stride,
+          pool.scales,
+          affine[0],
+          affine[1],
+          rows,
+          tile.count,
+          ranks,
+          call.width,
+          pool.out,
+          target.y_stride};
+}
+
+template <typename T>
+void run(const Call& call, int64_t most_rows, int threads) {
+  const int64_t all = call.tiles_count * call.modules;
+  std::atomic<int64_t> taken{0};
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<float> hidden(hidden_size);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) {
-      shrink(call, tasks[i], hidden.data());
-      for (int64_t column = 0; column < call.out; column += WIDE * LANES) {
-        expand(call, tasks[i], hidden.data(), 0, column);
+    std::vector<float> numbers((most_rows + SQUARE) * TOKENS);
+    const auto hidden = reinterpret_cast<float(*)[TOKENS]>(numbers.data());
+    std::vector<int64_t> rows(most_rows), next_rows(most_rows);
+    int64_t next = taken++;
+    Task<T> following = next < all ? task_of<T>(call, next, next_rows.data()) : Task<T>{};
+    while (next < all) {
+      const Task<T> task = following;
+      std::swap(rows, next_rows);
+      next = taken++;
+      const T* first = task.x;
+      if (next < all) {
+        following = task_of<T>(call, next, next_rows.data());
+        first = following.ranks > 0 ? following.A + following.rows[0] * call.width : following.x;
+      }
+      if (task.ranks == 0 && !task.gain && !task.shift) continue;
+      shrink(task, hidden);
+      const char* bytes = reinterpret_cast<const char*>(first);
+      for (int64_t column = 0; column < task.out; column += WIDE) {
+        expand(task, hidden, 0, column, bytes);
       }
     }
   }
@@ -166,21 +244,15 @@ void run(const Call<T>& call, const Task* tasks, int64_t count, int64_t hidden_s
 
 }  // namespace
 
-// `tasks` [count, 4]: first token, tokens, first of its `rows`, rows. `hidden_size` is the largest
-// tokens * rows of a task, both rounded up to multiples of 4.
-extern "C" void batten_lora(const void* x, void* y, const void* A, const void* B,
-                            const float* scales, const int64_t* rows, const int64_t* tasks,
-                            int64_t count, int64_t hidden_size, int64_t width, int64_t out,
-                            int64_t x_stride, int64_t y_stride, int is_bfloat16, int threads) {
-  const auto call = [&](auto number) {
-    using T = decltype(number);
-    run(Call<T>{static_cast<const T*>(x), static_cast<T*>(y), static_cast<const T*>(A),
-                static_cast<const T*>(B), scales, rows, width, out, x_stride, y_stride},
-        reinterpret_cast<const Task*>(tasks), count, hidden_size, threads);
-  };
+// `tiles` [tiles_count]: of one span each, with at least one row; rows_from counts in `rows`.
+// `most_rows` is the largest rows_count.
+extern "C" void batten_lora(const void* x, int64_t width, const Target* targets, int64_t modules,
+                            const Tile* tiles, int64_t tiles_count, const int64_t* rows,
+                            int64_t most_rows, int is_bfloat16, int threads) {
+  const Call call = {x, width, targets, modules, tiles, tiles_count, rows};
   if (is_bfloat16) {
-    call(bfloat16{});
+    run<bfloat16>(call, most_rows, threads);
   } else {
-    call(float{});
+    run<float>(call, most_rows, threads);
   }
 }

@@ -1,9 +1,11 @@
-"""The C++ kernel: all adapters of a step in one call."""
+"""The C++ kernel: all adapters of a step, in all modules that share an input, in one call."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,23 +14,24 @@ import torch
 from torch import Tensor
 
 from kernels import native
-from kernels.lora import LoraSegments
+from kernels.lora.pool import LoraPool
+from kernels.lora.segments import LoraSegments
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
-TOKENS = 16  # most tokens of a task
+TOKENS = 16  # as in cpu.cpp
 _THREAD_WORK = 1 << 20  # multiplications for which waking one more thread pays
 
 _I64, _PTR, _INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
-_ARGUMENTS: list[Any] = [_PTR] * 7 + [_I64] * 6 + [_INT, _INT]
+_ARGUMENTS: list[Any] = [_PTR, _I64, _PTR, _I64, _PTR, _I64, _PTR, _I64, _INT, _INT]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tasks:
-    """Launch metadata. All int64."""
+class _Tiles:
+    """Launch metadata."""
 
-    rows: Tensor  # pool rows of all spans, one after another
-    tasks: Tensor  # [tasks, 4]: first token, tokens, first of `rows`, rows
-    hidden_size: int  # as in cpu.cpp
+    rows: array[int]  # pool rows of all spans, one after another
+    tiles: array[int]  # [tiles, 4]: first token, tokens, first of `rows`, rows; large ones first
+    most_rows: int
     products: int  # tokens * rows of all
 
 
@@ -42,27 +45,25 @@ def is_available(device: str, dtype: torch.dtype) -> bool:
 
 
 def lora(
-    x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
+    x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
-    tasks = _tasks(segments)
-    width, out = x.shape[1], y.shape[1]
+    tiles, width = _tiles(segments), x.shape[1]
+    targets, columns = array("q"), 0
+    for y, pool in zip(outputs, pools, strict=True):
+        targets.extend((_address(_descriptor(pool)), y.data_ptr(), y.stride(0)))
+        columns += width + pool.out
     _function()(
         x.data_ptr(),
-        y.data_ptr(),
-        A.data_ptr(),
-        B.data_ptr(),
-        scales.data_ptr(),
-        tasks.rows.data_ptr(),
-        tasks.tasks.data_ptr(),
-        len(tasks.tasks),
-        tasks.hidden_size,
         width,
-        out,
-        x.stride(0),
-        y.stride(0),
-        x.dtype == torch.bfloat16,
-        min(torch.get_num_threads(), 1 + tasks.products * (width + out) // _THREAD_WORK),
+        _address(targets),
+        len(pools),
+        _address(tiles.tiles),
+        len(tiles.tiles) // 4,
+        _address(tiles.rows),
+        tiles.most_rows,
+        x.dtype is torch.bfloat16,
+        min(torch.get_num_threads(), 1 + tiles.products * columns // _THREAD_WORK),
     )
 
 
@@ -75,22 +76,35 @@ def _function() -> Any:
     return function
 
 
-def _tasks(segments: LoraSegments) -> _Tasks:
+def _address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]
+
+
+def _descriptor(pool: LoraPool) -> array[int]:
+    """`Pool` of cpu.cpp."""
+    if "cpu" not in pool.derived:
+        tensors = (pool.A, pool.B, pool.scales, pool.addresses)
+        pool.derived["cpu"] = array("q", [*(each.data_ptr() for each in tensors), pool.out])
+    return cast("array[int]", pool.derived["cpu"])
+
+
+def _tiles(segments: LoraSegments) -> _Tiles:
     if "cpu" not in segments.derived:
         segments.derived["cpu"] = _plan(segments)
-    return cast(_Tasks, segments.derived["cpu"])
+    return cast(_Tiles, segments.derived["cpu"])
 
 
-def _plan(segments: LoraSegments) -> _Tasks:
+def _plan(segments: LoraSegments) -> _Tiles:
     rows: list[int] = []
-    tasks: list[tuple[int, int, int, int]] = []
+    tiles: list[tuple[int, int, int, int]] = []
     for start, stop, span_rows in segments.spans:
         for first in range(start, stop if span_rows else start, TOKENS):
-            tasks.append((first, min(TOKENS, stop - first), len(rows), len(span_rows)))
+            tiles.append((first, min(TOKENS, stop - first), len(rows), len(span_rows)))
         rows += span_rows
-    return _Tasks(
-        torch.tensor(rows, dtype=torch.int64),
-        torch.tensor(tasks, dtype=torch.int64).view(-1, 4),
-        max((-(-count // 4) * -(-ranks // 4) * 16 for _, count, _, ranks in tasks), default=0),
-        sum(count * ranks for _, count, _, ranks in tasks),
+    tiles.sort(key=lambda tile: tile[1] * tile[3], reverse=True)
+    return _Tiles(
+        array("q", rows),
+        array("q", [number for tile in tiles for number in tile]),
+        max((tile[3] for tile in tiles), default=0),
+        sum(tile[1] * tile[3] for tile in tiles),
     )

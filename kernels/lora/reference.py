@@ -1,66 +1,37 @@
-"""The definition in torch.
-
-Few adapters: one product with the rows of all of them, then each token keeps the columns that
-are its own. Many adapters: a product per span. Both sum the same terms.
-"""
+"""The definition in torch, in float32: two products a span."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.lora import LoraSegments
-
-SPAN_COST = 1024  # token-rows whose arithmetic takes as long as launching one more span
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Launch:
-    """One pair of products: tokens [start, stop) with pool rows `rows`."""
-
-    start: int
-    stop: int
-    rows: slice | Tensor
-    foreign: Tensor | None  # bool [tokens, rows]: the row is another adapter's; None: none is
+from kernels.lora.pool import LoraPool
+from kernels.lora.segments import LoraSegments
 
 
 def lora(
-    x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
+    x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
-    for launch in _launches(segments, x.device):
-        hidden = torch.mm(x[launch.start : launch.stop], A[launch.rows].t()) * scales[launch.rows]
-        if launch.foreign is not None:
-            hidden = hidden.masked_fill_(launch.foreign, 0)
-        y[launch.start : launch.stop].addmm_(hidden.to(x.dtype), B[launch.rows])
+    for start, stop, rows in segments.spans:
+        if not rows:
+            continue
+        inputs, own = x[start:stop].float(), _select(rows)
+        for y, pool in zip(outputs, pools, strict=True):
+            hidden = torch.mm(inputs, pool.A[own].float().t()) * pool.scales[own]
+            total = y[start:stop].float() + torch.mm(hidden, pool.B[own].float())
+            gain, shift = pool.affine(rows[0])
+            if gain is not None:
+                total = total * gain
+            if shift is not None:
+                total = total + shift
+            y[start:stop] = total
 
 
-def _launches(segments: LoraSegments, device: torch.device) -> list[_Launch]:
-    if "reference" not in segments.derived:
-        segments.derived["reference"] = _plan(segments, device)
-    return cast(list[_Launch], segments.derived["reference"])
-
-
-def _plan(segments: LoraSegments, device: torch.device) -> list[_Launch]:
-    spans = segments.spans
-    start, stop = spans[0][0], spans[-1][1]
-    active = sorted(segments.rows)
-    together = (stop - start) * len(active)
-    apart = sum((last - first) * len(rows) for first, last, rows in spans)
-    if len(spans) == 1 or together > apart + SPAN_COST * len(spans):
-        return [_Launch(first, last, _select(rows, device), None) for first, last, rows in spans]
-    foreign = torch.ones(stop - start, len(active), dtype=torch.bool)
-    column = {row: index for index, row in enumerate(active)}
-    for first, last, rows in spans:
-        foreign[first - start : last - start, [column[row] for row in rows]] = False
-    return [_Launch(start, stop, _select(active, device), foreign.to(device))]
-
-
-def _select(rows: tuple[int, ...] | list[int], device: torch.device) -> slice | Tensor:
+def _select(rows: tuple[int, ...]) -> slice | list[int]:
     """A slice where the rows are neighbours, so that nothing is gathered."""
-    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+    if rows == tuple(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    return list(rows)

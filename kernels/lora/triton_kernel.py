@@ -3,8 +3,9 @@
 Shrink: a program multiplies up to BLOCK_M tokens of one span with up to RANKS of its adapter's
 rows, over one chunk of the input width, into a workspace of its own; modules that share their
 input share the launch. Expand, once a module: a program sums the chunks in order, scales, and
-adds the product with the same rows of B. Tiles and chunks never depend on other spans and nothing
-is added atomically, so a token's bits depend on its own span alone. Base tokens are in no tile.
+adds the product with the same rows of B, then applies the adapter's gain and shift. Tiles and
+chunks never depend on other spans and nothing is added atomically, so a token's bits depend on its
+own span alone. Base tokens are in no tile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lora import LoraSegments, LoraTarget
+from kernels.lora.pool import LoraPool
+from kernels.lora.segments import LoraSegments
 from kernels.triton_dot import dot
 
 TOKENS = 16  # BLOCK_M
@@ -100,10 +102,20 @@ def shrink_kernel(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _vector(
+    address: tl.tensor, columns: tl.tensor, OUT: tl.constexpr, default: tl.constexpr
+) -> tl.tensor:
+    """float32 [1, BLOCK_N] from a number that is an address, or 0 for `default`."""
+    mask = (columns < OUT) & (address != 0)
+    return tl.load(address.to(tl.pointer_type(tl.float32)) + columns, mask, default)[None, :]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def expand_kernel(
     hidden: tl.tensor,
     B: tl.tensor,
     scales: tl.tensor,
+    addresses: tl.tensor,
     y: tl.tensor,
     tiles: tl.tensor,
     tile_rows: tl.tensor,
@@ -144,33 +156,31 @@ def expand_kernel(
             sums += dot((products - high.to(tl.float32)).to(weights.dtype), weights)
     target = y + tokens[:, None] * y_stride + columns[None, :]
     mask = live[:, None] & (columns[None, :] < OUT)
-    before = tl.load(target, mask=mask, other=0.0)
-    tl.store(target, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask=mask)
+    total = tl.load(target, mask=mask, other=0.0).to(tl.float32) + sums
+    at = addresses + tl.load(tile_rows + first * RANKS).to(tl.int64) * 2
+    total = total * _vector(tl.load(at), columns, OUT, 1.0)
+    total = total + _vector(tl.load(at + 1), columns, OUT, 0.0)
+    tl.store(target, total.to(y.dtype.element_ty), mask=mask)
 
 
 def lora(
-    x: Tensor, y: Tensor, A: Tensor, B: Tensor, scales: Tensor, segments: LoraSegments
+    x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
-    lora_shared(x, (LoraTarget(y, A, B, scales),), segments)
-
-
-def lora_shared(x: Tensor, targets: Sequence[LoraTarget], segments: LoraSegments) -> None:
-    """See `kernels.lora.lora_shared`."""
     tiles = _tiles(segments, x.device)
     if not len(tiles.shrink):
         return
-    for first in range(0, len(targets), MODULES):
-        _launch(x, targets[first : first + MODULES], tiles)
+    for first in range(0, len(pools), MODULES):
+        _launch(x, outputs[first : first + MODULES], pools[first : first + MODULES], tiles)
 
 
-def _launch(x: Tensor, targets: Sequence[LoraTarget], tiles: _Tiles) -> None:
+def _launch(x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], tiles: _Tiles) -> None:
     width = x.shape[1]
     chunks = triton.cdiv(width, CHUNK)
     hidden = torch.empty(
-        len(targets), chunks, len(tiles.shrink), TOKENS, RANKS, dtype=torch.float32, device=x.device
+        len(pools), chunks, len(tiles.shrink), TOKENS, RANKS, dtype=torch.float32, device=x.device
     )
-    matrices = [target.A for target in targets]
+    matrices = [pool.A for pool in pools]
     matrices += matrices[:1] * (MODULES - len(matrices))
     shrink_kernel[(len(tiles.shrink), chunks)](
         x,
@@ -179,21 +189,21 @@ def _launch(x: Tensor, targets: Sequence[LoraTarget], tiles: _Tiles) -> None:
         tiles.shrink,
         tiles.rows,
         x.stride(0),
-        **shrink_constants(width, len(targets)),
+        **shrink_constants(width, len(pools)),
         num_warps=2,
     )
-    for target, products in zip(targets, hidden, strict=True):
-        out = target.y.shape[1]
-        expand_kernel[(len(tiles.expand), triton.cdiv(out, COLUMNS))](
+    for y, pool, products in zip(outputs, pools, hidden, strict=True):
+        expand_kernel[(len(tiles.expand), triton.cdiv(pool.out, COLUMNS))](
             products,
-            target.B,
-            target.scales,
-            target.y,
+            pool.B,
+            pool.scales,
+            pool.addresses,
+            y,
             tiles.expand,
             tiles.rows,
-            target.y.stride(0),
+            y.stride(0),
             hidden.stride(1),
-            **expand_constants(width, out),
+            **expand_constants(width, pool.out),
             num_warps=4,
         )
 

@@ -118,9 +118,9 @@ def test_an_adapter_is_ready_once_its_rows_are_written(make):
     assert f.source.loads == ["a"]
     first = f.linears["first"]
     rows = list(f.cache.rows(A))
-    assert first.A[rows].eq(4).all()
-    assert first.B[rows].eq(1).all()
-    assert first.scales[rows].eq(2).all()
+    assert first.pool.A[rows].eq(4).all()
+    assert first.pool.B[rows].eq(1).all()
+    assert first.pool.scales[rows].eq(2).all()
     assert first.live_rows == set(rows)
     assert f.linears["second"].live_rows == set()
     assert f.cache.resident() == ("a",)
@@ -179,8 +179,8 @@ def test_rows_of_another_rank_leave_nothing_behind(make):
     f.source.ranks["narrow"] = 2
     f.load(narrow)
     first, rows = f.linears["first"], list(f.cache.rows(narrow))
-    assert first.A[rows[2:]].eq(0).all()
-    assert first.scales[rows[2:]].eq(0).all()
+    assert first.pool.A[rows[2:]].eq(0).all()
+    assert first.pool.scales[rows[2:]].eq(0).all()
     assert first.live_rows == set(rows[:2])
 
 
@@ -375,9 +375,9 @@ def test_rows_of_modules_that_an_adapter_leaves_alone_are_zero():
     fixture.load(narrow)
     first, second = fixture.linears["first"], fixture.linears["second"]
     rows = list(fixture.cache.rows(narrow))
-    assert first.scales[rows].tolist() == [2.0, 2.0, 0.0, 0.0]
-    assert not first.A[rows[2:]].any()
-    assert not second.A.any()
+    assert first.pool.scales[rows].tolist() == [2.0, 2.0, 0.0, 0.0]
+    assert not first.pool.A[rows[2:]].any()
+    assert not second.pool.A.any()
     assert second.live_rows == frozenset()
     assert first.live_rows == frozenset(rows[:2])
 

@@ -106,7 +106,7 @@ def test_rows_that_are_not_what_the_file_says_are_refused(models, spoil, monkeyp
 
     def spoilt(self, rows, adapter):
         write(self, rows, adapter)
-        getattr(model.linears[Q], spoil)[rows[1]] *= 1.5
+        getattr(model.linears[Q].pool, spoil)[rows[1]] *= 1.5
 
     monkeypatch.setattr(RankPool, "write", spoilt)
     generator = torch.Generator().manual_seed(1)
@@ -161,7 +161,7 @@ def test_rows_are_looked_at_every_time(models, reloads, monkeypatch):
 
     def spoilt(self, rows, adapter):
         write(self, rows, adapter)
-        models["float32"].linears[Q].A[rows[1]] *= 1.5
+        models["float32"].linears[Q].pool.A[rows[1]] *= 1.5
 
     monkeypatch.setattr(RankPool, "write", spoilt)
     with pytest.raises(AdapterLoadError, match="differs from its weights"):

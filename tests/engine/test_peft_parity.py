@@ -109,7 +109,7 @@ def test_base_sequences_keep_their_bits_beside_adapters(base, folders):
         ScheduledBatch(tuple(driver.schedule(sequence(prompt), len(prompt)) for _ in range(2)))
     )
     for linear in runner.model.linears.values():
-        linear.A.fill_(torch.nan)
+        linear.pool.A.fill_(torch.nan)
     mixed = (sequence(prompt, wild), sequence(prompt))
     after = runner.logits(
         ScheduledBatch(tuple(driver.schedule(item, len(prompt)) for item in mixed))

@@ -37,13 +37,13 @@ class Block(nn.Module):
 @pytest.fixture
 def launches(monkeypatch):
     sizes = []
-    whole = shared_input.lora_shared
+    whole = shared_input.lora
 
-    def counted(x, targets, segments):
-        sizes.append(len(targets))
-        whole(x, targets, segments)
+    def counted(x, outputs, pools, segments):
+        sizes.append(len(outputs))
+        whole(x, outputs, pools, segments)
 
-    monkeypatch.setattr(shared_input, "lora_shared", counted)
+    monkeypatch.setattr(shared_input, "lora", counted)
     return sizes
 
 
@@ -53,9 +53,9 @@ def adapted(own_input):
     linears = wrap_linears(block)
     for linear in linears.values():
         linear.attach(4, torch.float32, torch.device("cpu"))
-        linear.A.normal_()
-        linear.B.normal_()
-        linear.scales.fill_(0.5)
+        linear.pool.A.normal_()
+        linear.pool.B.normal_()
+        linear.pool.scales.fill_(0.5)
         linear.live_rows = frozenset({1, 2})
     return block.attention, linears
 
@@ -70,7 +70,7 @@ def run(model, x, monkeypatch):
 
 def expected(linear, x):
     y = linear.base_layer(x)
-    y[1:] += 0.5 * x[1:] @ linear.A[1:3].t() @ linear.B[1:3]
+    y[1:] += 0.5 * x[1:] @ linear.pool.A[1:3].t() @ linear.pool.B[1:3]
     return y
 
 

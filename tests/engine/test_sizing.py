@@ -96,7 +96,7 @@ def test_the_plan_is_what_an_engine_takes(tmp_path: Path, tied: bool) -> None:
         pool = [
             tensor
             for layer in model.linears.values()
-            for tensor in (layer.A, layer.B, layer.scales)
+            for tensor in (layer.pool.A, layer.pool.B, layer.pool.scales, layer.pool.addresses)
         ]
         plan = plan_for(size, block_size=engine.config.block_size)
         assert size.parameters == sum(p.numel() for p in parameters)

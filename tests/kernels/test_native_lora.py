@@ -6,138 +6,101 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import native
-from kernels.lora import LoraSegments, cpu, lora, reference
+from kernels.lora import LoraSegments, cpu, lora
+from tests.kernels.lora_cases import ROWS, RUNS, adapted, expected, make, same_bits
 
 pytestmark = pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler")
 
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
-POOL = 400
-RANKS = (1, 8, 64, 256, 3, 16)
-ROWS = []
-_rows = torch.randperm(POOL, generator=torch.Generator().manual_seed(1)).tolist()
-for _rank in RANKS:
-    ROWS.append(tuple(_rows.pop() for _ in range(_rank)))
-RUNS = {
-    "one token": [(0, 1)],
-    "mixed ranks": [(-1, 3), (0, 2), (1, 5), (2, 1), (3, 4), (4, 7), (5, 33), (-1, 1)],
-    "one adapter": [(1, 40)],
-    "as many adapters as tokens": [(index, 1) for index in range(6)],
-    "base between": [(5, 3), (-1, 4), (4, 2)],
-}
 
 
-def make(runs, width, out, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(*shape):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    segments = LoraSegments.build(runs, ROWS)
-    x, y = random(segments.num_tokens, width), random(segments.num_tokens, out)
-    A, B = random(POOL, width), random(POOL, out)
-    scales = torch.rand(POOL, generator=generator) * 2
-    unused = sorted(set(range(POOL)) - segments.rows)
-    A[unused] = torch.nan
-    B[unused] = torch.nan
-    scales[unused] = torch.nan
-    return x, y, A, B, scales, segments
-
-
-def expected(x, y, A, B, scales, segments):
-    """float64, and the sum of the absolute values of all that is summed."""
-    out, sizes = y.double().clone(), y.double().abs()
-    for start, stop, rows in segments.spans:
-        rows = list(rows)
-        x_rows, a, b = x[start:stop].double(), A[rows].double(), B[rows].double()
-        out[start:stop] += (x_rows @ a.t() * scales[rows].double()) @ b
-        sizes[start:stop] += (x_rows.abs() @ a.abs().t() * scales[rows].double()) @ b.abs()
-    return out, sizes
-
-
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
-@pytest.mark.parametrize("shape", [(64, 96), (13, 7), (1, 1), (576, 192), (33, 65), (100, 31)])
+@pytest.mark.parametrize("shape", [(64, 96), (13, 7), (1, 1), (576, 192), (33, 65), (100, 331)])
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
-def test_equals_float64_to_the_last_rounding(runs, shape, dtype):
-    x, y, A, B, scales, segments = make(runs, *shape, dtype)
-    want, sizes = expected(x, y, A, B, scales, segments)
+def test_equals_float64_to_the_last_rounding(runs, shape, dtype, affine):
+    x, y, pool, segments = make(runs, *shape, dtype, affine=affine)
+    want, inner, outer = expected(x, y, pool, segments)
     before = y.clone()
-    cpu.lora(x, y, A, B, scales, segments)
-    allowed = EPSILON[dtype] * want.abs() + 4 * 2.0**-24 * sizes
-    assert ((y.double() - want).abs() <= allowed).all()
-    adapted = torch.zeros(len(y), dtype=torch.bool)
-    for start, stop, _ in segments.spans:
-        adapted[start:stop] = True
-    assert torch.equal(y[~adapted], before[~adapted])
+    cpu.lora(x, [y], [pool], segments)
+    changed = adapted(segments)
+    allowed = EPSILON[dtype] * want.abs() + 4 * 2.0**-24 * (inner + outer)
+    assert ((y.double() - want).abs() <= allowed)[changed].all()
+    assert same_bits(y[~changed], before[~changed])
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(threads, dtype):
-    runs = RUNS["mixed ranks"]
-    x, y, A, B, scales, segments = make(runs, 576, 100, dtype)
+    x, y, pool, segments = make(RUNS["mixed ranks"], 576, 100, dtype)
     alone = y.clone()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        cpu.lora(x, y, A, B, scales, segments)
+        cpu.lora(x, [y], [pool], segments)
         for start, stop, rows in segments.spans:
             for token in range(start, stop):
-                cpu.lora(
-                    x[token : token + 1],
-                    alone[token : token + 1],
-                    A,
-                    B,
-                    scales,
-                    LoraSegments(1, ((0, 1, rows),)),
-                )
+                row = slice(token, token + 1)
+                cpu.lora(x[row], [alone[row]], [pool], LoraSegments(1, ((0, 1, rows),)))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(alone, y)
+    assert same_bits(alone, y)
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+def test_modules_that_share_their_input_have_the_bits_they_have_apart(dtype):
+    cases = [make(RUNS["mixed ranks"], 90, 20 + 24 * n, dtype, seed=n) for n in range(5)]
+    (x, _, _, segments), pools = cases[0], [pool for _, _, pool, _ in cases]
+    together, apart = ([y.clone() for _, y, _, _ in cases] for _ in range(2))
+    cpu.lora(x, together, pools, segments)
+    for y, pool in zip(apart, pools, strict=True):
+        cpu.lora(x, [y], [pool], segments)
+    assert all(same_bits(*pair) for pair in zip(together, apart, strict=True))
 
 
 def test_the_place_of_an_adapter_in_the_pool_is_free():
-    x, y, A, B, scales, segments = make([(5, 9)], 64, 40, torch.bfloat16)
+    x, y, pool, segments = make([(5, 9)], 64, 40, torch.bfloat16)
     (rows,) = (rows for _, _, rows in segments.spans)
     moved = y.clone()
-    cpu.lora(x, y, A, B, scales, segments)
+    cpu.lora(x, [y], [pool], segments)
     elsewhere = tuple(range(100, 100 + len(rows)))
-    for pool in (A, B, scales):
-        pool[list(elsewhere)] = pool[list(rows)].clone()
-    cpu.lora(x, moved, A, B, scales, LoraSegments(9, ((0, 9, elsewhere),)))
-    assert torch.equal(moved, y)
+    for tensor in (pool.A, pool.B, pool.scales):
+        tensor[list(elsewhere)] = tensor[list(rows)].clone()
+    pool.put(elsewhere[0], *pool.affine(rows[0]))
+    cpu.lora(x, [moved], [pool], LoraSegments(9, ((0, 9, elsewhere),)))
+    assert same_bits(moved, y)
 
 
-def test_columns_of_a_wider_result_are_updated_in_place():
-    x, y, A, B, scales, segments = make(RUNS["mixed ranks"], 64, 40, torch.float32)
-    wide = torch.full((len(y), 100), 7.0)
-    wide[:, 30:70] = y
-    lora(x, wide[:, 30:70], A, B, scales, segments)
-    cpu.lora(x, y, A, B, scales, segments)
-    assert torch.equal(wide[:, 30:70], y)
-    assert (wide[:, :30] == 7).all()
-    assert (wide[:, 70:] == 7).all()
-
-
-def test_it_agrees_with_the_reference():
-    x, y, A, B, scales, segments = make(RUNS["mixed ranks"], 64, 40, torch.float32)
-    other = y.clone()
-    cpu.lora(x, y, A, B, scales, segments)
-    reference.lora(x, other, A, B, scales, segments)
-    torch.testing.assert_close(y, other, rtol=1e-4, atol=1e-3)
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("out", [31, 40, 96])
+def test_columns_of_a_wider_result_are_updated_in_place(out, dtype):
+    x, y, pool, segments = make(RUNS["mixed ranks"], 64, out, dtype)
+    wide = torch.full((len(y), out + 60), torch.nan, dtype=dtype)
+    around = wide.clone()
+    wide[:, 30 : 30 + out] = y
+    lora(x, [wide[:, 30 : 30 + out]], [pool], segments)
+    cpu.lora(x, [y], [pool], segments)
+    assert same_bits(wide[:, 30 : 30 + out].contiguous(), y)
+    wide[:, 30 : 30 + out] = torch.nan
+    assert same_bits(wide, around)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 40)), max_size=12))
+@given(st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 40)), max_size=12))
 def test_tasks_cover_every_adapted_token_once(runs):
     segments = LoraSegments.build(runs, ROWS)
-    tasks = cpu._plan(segments)
+    planned = cpu._plan(segments)
+    tiles = torch.tensor(planned.tiles, dtype=torch.int64).view(-1, 4).tolist()
     seen = {}
-    for first, count, at, ranks in tasks.tasks.tolist():
+    for first, count, at, ranks in tiles:
         assert 1 <= count <= cpu.TOKENS
+        assert 1 <= ranks <= planned.most_rows
         for token in range(first, first + count):
             assert token not in seen
-            seen[token] = tuple(tasks.rows[at : at + ranks].tolist())
+            seen[token] = tuple(planned.rows[at : at + ranks])
     assert seen == {
-        token: rows for start, stop, rows in segments.spans for token in range(start, stop)
+        token: rows
+        for start, stop, rows in segments.spans
+        for token in range(start, stop if rows else start)
     }
-    assert tasks.products == sum(map(len, seen.values()))
+    assert planned.products == sum(map(len, seen.values()))

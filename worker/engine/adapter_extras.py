@@ -1,6 +1,7 @@
 """What an adapter changes in a module besides `scale * B @ A`: held per adapter, not in the pool.
 
-Each part of a file becomes an effect on the tokens of the adapter's spans:
+Each part of a file becomes an effect on the tokens of the adapter's spans; the Affine of a linear
+layer in the pool is applied there:
 
     lora_magnitude_vector, lora_B.bias, bias      Affine, Gain (embeddings)
     LoRA of the output head                       HeadLora
@@ -32,6 +33,8 @@ from worker.engine.effects import (
     ReplacedLinear,
     TokenRows,
 )
+
+NORM_ROWS = 1024  # of a weight that are held in float32 at a time
 
 
 class LoraWeights(Protocol):
@@ -107,33 +110,26 @@ def base_weight(module: nn.Module) -> Tensor:
     return weight.t() if isinstance(module, Conv1D) else weight
 
 
-def effects_of(
-    module: nn.Module, extras: ModuleExtras, *, pooled: bool = False
-) -> tuple[Effect, ...]:
-    """`extras` is on the device; `pooled`: its `A` and `B` are added from the rank pool."""
+def effects_of(module: nn.Module, extras: ModuleExtras) -> tuple[Effect, ...]:
+    """`extras` is on the device."""
     if isinstance(module, nn.Embedding):
         return _embedding_effects(module, extras)
     if isinstance(module, nn.Linear | Conv1D):
-        return tuple(_linear_effects(module, extras, pooled=pooled))
+        return tuple(_linear_effects(module, extras))
     parameters = {"weight": extras.weight, "bias": extras.bias}
     return (Replaced({name: value for name, value in parameters.items() if value is not None}),)
 
 
-def _linear_effects(
-    module: nn.Linear | Conv1D, extras: ModuleExtras, *, pooled: bool
-) -> Iterator[Effect]:
+def _linear_effects(module: nn.Linear | Conv1D, extras: ModuleExtras) -> Iterator[Effect]:
     """Trained rows stand in for the head's own weight, so they come before its LoRA."""
     if extras.weight is not None:
         yield ReplacedLinear(extras.weight, module.bias if extras.bias is None else extras.bias)
         return
     if extras.token_ids is not None and extras.token_rows is not None:
         yield HeadTokenRows(extras.token_ids, extras.token_rows)
-    update = None
     if extras.A is not None and extras.B is not None:
-        update = (extras.A, extras.B, extras.scale)
-        if not pooled:
-            yield HeadLora(*update)
-    affine = _affine(module, extras, update)
+        yield HeadLora(extras.A, extras.B, extras.scale)
+    affine = affine_of(module, extras)
     if affine is not None:
         yield affine
 
@@ -155,18 +151,29 @@ def _embedding_effects(module: nn.Embedding, extras: ModuleExtras) -> tuple[Effe
     return (update, Gain(extras.magnitude / torch.linalg.norm(columns, dim=1)))
 
 
-def _affine(
-    module: nn.Module, extras: ModuleExtras, update: tuple[Tensor, Tensor, float] | None
-) -> Affine | None:
+def affine_of(module: nn.Module, extras: ModuleExtras) -> Affine | None:
+    """What follows the low-rank update of a linear layer, which DoRA scales with all but the bias:
+    `(y + added - old) * gain + new`. None: nothing does."""
     weight, bias = base_weight(module), getattr(module, "bias", None)
-    zero = weight.new_zeros(weight.shape[0])
-    added = zero if extras.lora_bias is None or update is None else extras.lora_bias * update[2]
-    old = zero if bias is None else bias
-    new = old if extras.bias is None else extras.bias
-    if extras.magnitude is not None and update is not None:
-        a, b, scale = update
-        norm = torch.linalg.norm(weight + scale * (b @ a), dim=1)
-        return Affine(added - old, extras.magnitude / norm, new)
-    if extras.lora_bias is None and extras.bias is None:
+    zero = torch.zeros(len(weight), device=weight.device)
+    added = zero if extras.lora_bias is None else extras.lora_bias.float() * extras.scale
+    old = zero if bias is None else bias.float()
+    new = old if extras.bias is None else extras.bias.float()
+    if extras.magnitude is None or extras.A is None or extras.B is None:
+        gain, shift = None, added + (new - old)
+    else:
+        gain = extras.magnitude.float() / _row_norms(weight, extras.A, extras.B, extras.scale)
+        shift = (added - old) * gain + new
+    if gain is None and not shift.any():
         return None
-    return Affine(added - old + new, None, None)
+    return Affine(gain, shift if shift.any() else None)
+
+
+def _row_norms(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """float32 [out]: of `weight + scale * b @ a`, some rows at a time."""
+    parts = zip(torch.split(weight, NORM_ROWS), torch.split(b, NORM_ROWS), strict=True)
+    norms = [
+        torch.linalg.norm(rows.float() + scale * (own.float() @ a.float()), dim=1)
+        for rows, own in parts
+    ]
+    return torch.cat(norms)

@@ -21,17 +21,18 @@ Effect = Callable[[nn.Module, Tensor, Tensor], Tensor]  # module, x, y -> y, of 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
-    """`(y + before) * gain + after`, each [out]: DoRA's norm and the biases."""
+    """`y * gain + shift`, float32 [out] each: DoRA's norm and the biases."""
 
-    before: Tensor
     gain: Tensor | None
-    after: Tensor | None
+    shift: Tensor | None
 
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        y = y + self.before
+        total = y.float()
         if self.gain is not None:
-            y = y * self.gain
-        return y if self.after is None else y + self.after
+            total = total * self.gain
+        if self.shift is not None:
+            total = total + self.shift
+        return total.to(y.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.lora import LoraSegments, lora
+from kernels.lora import LoraPool, LoraSegments, lora
 from worker.engine.adapter_extras import ExtraTensors, LoraWeights, base_weight
 from worker.engine.lora import LoraLinear
 from worker.protocol.errors import AdapterLoadError
@@ -81,14 +81,13 @@ def low_rank(x: Tensor, weights: LoraWeights) -> Tensor:
 
 
 def probe_update(linear: LoraLinear, rows: Sequence[int], weights: LoraWeights) -> Probed:
-    """The rank rows of one module."""
-    assert linear.A is not None
-    assert linear.B is not None
-    assert linear.scales is not None
-    x = inputs(linear.in_features, linear.A.dtype, linear.A.device)
-    y = x.new_zeros(TOKENS, linear.out_features)
+    """The rank rows of one module, without what follows them."""
+    pool = linear.pool
+    assert pool is not None
+    x = inputs(pool.width, pool.dtype, pool.device)
+    y = x.new_zeros(TOKENS, pool.out)
     segments = LoraSegments.build([(0, TOKENS)], [rows])
-    lora(x, y, linear.A, linear.B, linear.scales, segments)
+    lora(x, [y], [LoraPool(pool.A, pool.B, pool.scales)], segments)
     return Probed((), y, low_rank(x, weights), float(x.norm()))
 
 
@@ -99,8 +98,8 @@ def probe_merged(
     host: ExtraTensors | None,
 ) -> Probed:
     """All that an adapter changes in one module, on the first outputs."""
-    assert linear.A is not None
-    x = inputs(linear.in_features, linear.A.dtype, linear.A.device)
+    assert linear.pool is not None
+    x = inputs(linear.in_features, linear.pool.dtype, linear.pool.device)
     segments = LoraSegments.build([(0, TOKENS)], [rows])
     y: Tensor = linear.base_layer(x)
     linear.adapt(x, y, segments)

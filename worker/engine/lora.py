@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from kernels.lora import LoraSegments
+from kernels.lora import LoraPool, LoraSegments
 from worker.engine.adapter_extras import (
     ExtraTensors,
     LoraWeights,
     ModuleExtras,
+    affine_of,
     effects_of,
 )
 from worker.engine.attention import current_context
@@ -22,30 +23,29 @@ from worker.engine.shared_input import SharedInput, adapt, share_inputs
 
 
 class LoraLinear(nn.Module):
-    """`base_layer`, then the low-rank update of every token that has an adapter.
+    """`base_layer`, then what every token's adapter changes.
 
     `base_layer` stays the model's own module. It is all that runs before a pool is attached,
-    and where no adapter of the batch has a row in `live_rows`.
+    and where no adapter of the batch has a row in `live_rows`: one with numbers of this module,
+    or the first of an adapter that has a gain or a shift here.
     """
-
-    A: Tensor | None
-    B: Tensor | None
-    scales: Tensor | None
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer
         self.out_features, self.in_features = _features(base_layer)
-        self.A = self.B = self.scales = None
+        self.pool: LoraPool | None = None
         self.live_rows: frozenset[int] = frozenset()
         self._effects = Effects()
         self.shared: SharedInput | None = None
 
     def attach(self, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         """Give this module `rank` pool rows, zeroed."""
-        self.A = torch.zeros(rank, self.in_features, dtype=dtype, device=device)
-        self.B = torch.zeros(rank, self.out_features, dtype=dtype, device=device)
-        self.scales = torch.zeros(rank, dtype=torch.float32, device=device)
+        self.pool = LoraPool(
+            torch.zeros(rank, self.in_features, dtype=dtype, device=device),
+            torch.zeros(rank, self.out_features, dtype=dtype, device=device),
+            torch.zeros(rank, dtype=torch.float32, device=device),
+        )
 
     @property
     def module(self) -> nn.Module:
@@ -63,38 +63,49 @@ class LoraLinear(nn.Module):
 
     def write(self, rows: list[int], weights: LoraWeights | None) -> None:
         """Fill `rows` with an adapter's matrices; None: it doesn't change this module."""
-        assert self.A is not None
-        assert self.B is not None
-        assert self.scales is not None
+        pool = self.pool
+        assert pool is not None
         rank = 0 if weights is None else weights.A.shape[0]
         used, stale = rows[:rank], [row for row in rows[rank:] if row in self.live_rows]
         if not used and not stale:  # as for most modules of most adapters: rows not live are zero
             return
         self.live_rows = (self.live_rows - set(rows)) | set(used)
-        for pool in (self.A, self.B, self.scales):
-            pool[stale] = 0
+        for tensor in (pool.A, pool.B, pool.scales):
+            tensor[stale] = 0
         if weights is not None:
-            self.A[used] = weights.A.to(self.A.device, self.A.dtype)
-            self.B[used] = weights.B.t().to(self.B.device, self.B.dtype)
-            self.scales[used] = weights.scale
+            pool.A[used] = weights.A.to(pool.device, pool.dtype)
+            pool.B[used] = weights.B.t().to(pool.device, pool.dtype)
+            pool.scales[used] = weights.scale
 
     def held(self, lora: LoraWeights | None, host: ExtraTensors | None) -> int:
-        """A weight, a bias, or with DoRA's gain those before and after it."""
+        """A weight and a bias, or a gain and a shift in float32."""
         if host is None:
             return 0
         if "weight" in host.tensors:
             return (self.in_features + 1) * self.out_features
-        return self.out_features * (3 if "magnitude" in host.tensors else 1)
+        vectors = 2 if "magnitude" in host.tensors else 1
+        return vectors * self.out_features * torch.float32.itemsize // self.weight.dtype.itemsize
 
     def put(self, row: int, extras: ModuleExtras) -> None:
         """What else the adapter changes here. `extras.A` and `B` are those of its rows."""
-        self._effects.put(row, effects_of(self.base_layer, extras, pooled=True))
+        assert self.pool is not None
+        if extras.weight is not None:
+            self._effects.put(row, effects_of(self.base_layer, extras))
+            return
+        affine = affine_of(self.base_layer, extras)
+        if affine is not None:
+            self.pool.put(row, affine.gain, affine.shift)
+            self.live_rows |= {row}
 
     def kept(self, row: int) -> list[Tensor]:
-        return self._effects.kept(row)
+        assert self.pool is not None
+        affine = [tensor for tensor in self.pool.affine(row) if tensor is not None]
+        return self._effects.kept(row) + affine
 
     def drop(self, row: int) -> None:
+        assert self.pool is not None
         self._effects.drop(row)
+        self.pool.drop(row)
 
     @property
     def weight(self) -> Tensor:
@@ -107,7 +118,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         segments = current_context().lora
-        if segments is None or self.A is None:
+        if segments is None or self.pool is None:
             y: Tensor = self.base_layer(x)
             return y
         if self.shared is not None:
@@ -121,7 +132,7 @@ class LoraLinear(nn.Module):
         adapt({self: y}, x, segments)
 
     def affect(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
-        """The part of `adapt` that is not the rank pool's."""
+        """The part of `adapt` that is not the pool's: weights that an adapter replaces."""
         fixed = are_rows_fixed(self.base_layer)
         self._effects.apply(self.base_layer, x, y, segments, fixed=fixed)
 

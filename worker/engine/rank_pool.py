@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from kernels.lora import LoraPool
 from worker.engine.adapter_extras import ExtraTensors, LoraWeights, ModuleExtras
 from worker.engine.load_probe import Probed, check, probe_merged, probe_update
 from worker.engine.lora import LoraLinear
@@ -90,8 +91,10 @@ class RankPool:
     @staticmethod
     def bytes_per_rank(modules: Mapping[str, LoraLinear], dtype: torch.dtype) -> int:
         """Device memory of one row in all modules."""
-        widths = sum(module.in_features + module.out_features for module in modules.values())
-        return widths * dtype.itemsize + 4 * len(modules)
+        return sum(
+            LoraPool.bytes_per_row(module.in_features, module.out_features, dtype)
+            for module in modules.values()
+        )
 
     def extra_bytes(self, adapter: LoadedAdapter) -> int:
         """Device memory that `adapter` takes besides its rows."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kernels.lora import LoraSegments, LoraTarget, lora_shared
+from kernels.lora import LoraSegments, lora
 
 if TYPE_CHECKING:
     from worker.engine.lora import LoraLinear
@@ -68,15 +68,13 @@ def share_inputs(linears: Mapping[str, LoraLinear]) -> None:
 
 def adapt(outputs: Mapping[LoraLinear, Tensor], x: Tensor, segments: LoraSegments) -> None:
     """Change `outputs`, of the base layers for `x`, in place. All have a pool."""
-    targets = []
+    changed, pools = [], []
     for linear, y in outputs.items():
-        assert linear.A is not None
-        assert linear.B is not None
-        assert linear.scales is not None
+        assert linear.pool is not None
         if not linear.live_rows.isdisjoint(segments.rows):
-            packed = y.view(-1, linear.out_features)
-            targets.append(LoraTarget(packed, linear.A, linear.B, linear.scales))
-    if targets:
-        lora_shared(x.reshape(-1, x.shape[-1]), targets, segments)
+            changed.append(y.view(-1, linear.out_features))
+            pools.append(linear.pool)
+    if pools:
+        lora(x.reshape(-1, x.shape[-1]), changed, pools, segments)
     for linear, y in outputs.items():
         linear.affect(x, y, segments)
