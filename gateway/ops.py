@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from msgspec import to_builtins
@@ -17,12 +18,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from gateway.adapters.repository import BaseModelRepository
 from gateway.auth.dependencies import AdminPrincipal
 from gateway.jobs import operations
+from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.dependencies import AppContext
 from gateway.kit.statistics import families
+from gateway.webhooks import metrics as webhook_metrics
+from gateway.webhooks.backlog import read_backlog
 from worker.queue.base import ClassDepth, QueueUnavailable
 
 router = APIRouter(tags=["ops"])
+
+_log = structlog.get_logger(__name__)
 
 
 class WorkerObject(BaseModel):
@@ -85,12 +91,17 @@ async def workers(context: AppContext, operator: AdminPrincipal) -> WorkerList:
 )
 async def metrics(request: Request, context: AppContext) -> Response:
     """For Prometheus: this process's HTTP requests, and of the whole deployment, the same from
-    every process, latencies, tokens and queues. Without Redis or the database only the former."""
+    every process, latencies, tokens, queues and webhooks. Without Redis or the database only the
+    former."""
     try:
         depths = await operations.depths(context)
         counts = await context.queues.statistics.read()
-        shared = [*families(counts), _queue_family(depths)]
-    except (QueueUnavailable, SQLAlchemyError):
+        async with context.database.read() as session:
+            backlog = await read_backlog(session, now_ms())
+        webhooks = webhook_metrics.families(counts, backlog)
+        shared = [*families(counts), _queue_family(depths), *webhooks]
+    except (QueueUnavailable, SQLAlchemyError) as error:
+        _log.warning("deployment_not_measured", error=str(error))
         shared = []
     return Response(request.app.state.metrics.render(shared), media_type=CONTENT_TYPE_LATEST)
 

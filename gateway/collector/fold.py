@@ -32,7 +32,7 @@ from gateway.models import Request
 from gateway.webhooks.service import has_deliveries
 from worker.protocol.messages import Finished, GenerationEvent
 from worker.protocol.types import RequestId
-from worker.queue.base import EventStream, QueueUnavailable, RequestQueue, StreamEntry
+from worker.queue.base import EventStream, RequestQueue, StreamEntry
 
 EVENTS_PER_TRANSACTION = 500
 
@@ -89,13 +89,8 @@ class Fold:
         return folded.freed
 
     async def _count(self, folded: Folded) -> None:
-        """Best effort: a statistic that an outage loses is lost."""
-        if folded.answers:
-            try:
-                counts = counts_of(folded.answers, now_ms())
-                await self._context.queues.statistics.add(counts)
-            except QueueUnavailable as error:
-                _log.warning("statistics_not_counted", error=str(error))
+        counts = counts_of(folded.answers, now_ms())
+        await self._context.queues.statistics.add_or_lose(counts)
 
     async def _commit_all(self, events: Sequence[GenerationEvent]) -> Folded:
         """An event that cannot be recorded must not hold up the others, nor come again for

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.jobs.locking import Standing
-from gateway.kit.statistics import Counts, count_seconds, count_tokens
+from gateway.kit.statistics import Counts, count_phase, count_tokens
 from worker.protocol.messages import Finished
 
 
@@ -16,11 +16,11 @@ def counts_of(answers: Iterable[tuple[Standing, Finished]], now_ms: int) -> Coun
     for row, finished in answers:
         of = row.request_class
         whole = max(0, now_ms - row.created_at) / 1000
-        count_seconds(counts, of, "e2e", whole)
+        count_phase(counts, of, "e2e", whole)
         if times := finished.times:
-            count_seconds(counts, of, "prefill", times.prefill)
-            count_seconds(counts, of, "decode", times.decode)
-            count_seconds(counts, of, "queue", max(0.0, whole - times.prefill - times.decode))
+            count_phase(counts, of, "prefill", times.prefill)
+            count_phase(counts, of, "decode", times.decode)
+            count_phase(counts, of, "queue", max(0.0, whole - times.prefill - times.decode))
         count_tokens(counts, of, "prompt", finished.usage.prompt)
         count_tokens(counts, of, "cached", finished.usage.cached)
         count_tokens(counts, of, "completion", finished.usage.completion)

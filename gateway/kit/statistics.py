@@ -1,4 +1,5 @@
-"""Numbers of the whole deployment: counted by collectors in one Redis hash, shown by each API.
+"""Numbers of the whole deployment: counted in one Redis hash by collectors and control processes,
+shown by each API.
 
 They start anew when Redis loses its data, as Prometheus expects of counters.
 """
@@ -7,14 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from typing import Any, Literal, cast
 
+import structlog
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from redis.asyncio import Redis
 
 from worker.protocol.types import REQUEST_CLASSES
+from worker.queue.base import QueueUnavailable
 from worker.queue.connection import address, reaching
 
 Phase = Literal["queue", "prefill", "decode", "e2e"]
@@ -32,11 +35,28 @@ _KEY = "batten:{statistics}"
 
 Counts = Counter[str]
 
+_log = structlog.get_logger(__name__)
 
-def count_seconds(counts: Counts, request_class: str, phase: Phase, seconds: float) -> None:
-    name = f"seconds:{request_class}:{phase}"
+
+def count_seconds(counts: Counts, name: str, seconds: float) -> None:
+    """Into the histogram `name`."""
     counts[f"{name}:{bisect_left(BOUNDS, seconds)}"] += 1
     counts[f"{name}:sum"] += seconds  # type: ignore[assignment]
+
+
+def add_histogram(
+    family: HistogramMetricFamily, labels: Sequence[str], counts: Mapping[str, float], name: str
+) -> None:
+    """The histogram `name`, as a metric of `family`."""
+    names = [*map(str, BOUNDS), "+Inf"]
+    buckets = accumulate(counts.get(f"{name}:{place}", 0.0) for place in range(len(names)))
+    family.add_metric(
+        labels, list(zip(names, buckets, strict=True)), counts.get(f"{name}:sum", 0.0)
+    )
+
+
+def count_phase(counts: Counts, request_class: str, phase: Phase, seconds: float) -> None:
+    count_seconds(counts, _phase(request_class, phase), seconds)
 
 
 def count_tokens(counts: Counts, request_class: str, kind: TokenKind, tokens: int) -> None:
@@ -55,6 +75,15 @@ class Statistics:
                 pipeline.hincrbyfloat(_KEY, name, value)
             await pipeline.execute()
 
+    async def add_or_lose(self, counts: Mapping[str, float]) -> None:
+        """A statistic that an outage loses is lost."""
+        if not counts:
+            return
+        try:
+            await self.add(counts)
+        except QueueUnavailable as error:
+            _log.warning("statistics_not_counted", error=str(error))
+
     async def read(self) -> dict[str, float]:
         """Raises QueueUnavailable."""
         with reaching(address(self._client)):
@@ -62,23 +91,20 @@ class Statistics:
         return {name.decode(): float(value) for name, value in found.items()}
 
 
+def _phase(request_class: str, phase: Phase) -> str:
+    return f"seconds:{request_class}:{phase}"
+
+
 def families(counts: Mapping[str, float]) -> Iterator[Any]:
-    """As Prometheus wants them."""
+    """Of requests, as Prometheus wants them."""
     seconds = HistogramMetricFamily(
         "batten_request_seconds",
         "Seconds of answered requests: waiting (queue), computed (prefill, decode), and from "
         "submission until the answer was recorded (e2e); of all processes",
         labels=["class", "phase"],
     )
-    names = [*map(str, BOUNDS), "+Inf"]
     for request_class, phase in product(REQUEST_CLASSES, PHASES):
-        name = f"seconds:{request_class}:{phase}"
-        buckets = accumulate(counts.get(f"{name}:{place}", 0.0) for place in range(len(names)))
-        seconds.add_metric(
-            [request_class, phase],
-            list(zip(names, buckets, strict=True)),
-            counts.get(f"{name}:sum", 0.0),
-        )
+        add_histogram(seconds, [request_class, phase], counts, _phase(request_class, phase))
     yield seconds
     tokens = CounterMetricFamily(
         "batten_tokens",

@@ -18,8 +18,9 @@ class WebhookEndpoint(Base):
     """Where a tenant's events go.
 
     Kind `endpoint` is registered and chooses its `event_types` (null: all). Kind `origin` stands
-    for the scheme, host and port of URLs that jobs name; no client sees it. `failures` in a row
-    open the circuit breaker: nothing is sent before `paused_until`.
+    for the scheme, host and port of URLs that jobs name; no client sees it. `failures` in a row,
+    the first one at `failing_since`, open the circuit breaker: nothing is sent before
+    `paused_until`.
     """
 
     __tablename__ = "webhook_endpoints"
@@ -49,6 +50,7 @@ class WebhookEndpoint(Base):
     url: Mapped[str]
     event_types: Mapped[list[Any] | None]
     failures: Mapped[int] = mapped_column(default=0)
+    failing_since: Mapped[Ms | None]
     paused_until: Mapped[Ms | None]
     disabled_at: Mapped[Ms | None]
     disabled_reason: Mapped[str | None]

@@ -19,6 +19,7 @@ from gateway.kit.clock import now_ms, seconds
 from gateway.kit.context import Context
 from gateway.kit.locks import exclusive
 from gateway.webhooks.claims import Claim, claim, due_endpoints
+from gateway.webhooks.metrics import counts_of
 from gateway.webhooks.outcomes import Attempted, record_outcomes
 from gateway.webhooks.secrets import WrongSecretKey, reveal
 from gateway.webhooks.sending import Outcome, Sender
@@ -105,11 +106,12 @@ class Deliverer:
             return
         attempted = [Attempted(self._on_way[task], task.result()) for task in ended]
         async with self._context.database.write() as session:
-            await record_outcomes(session, attempted, self._context.settings)
+            finished = await record_outcomes(session, attempted, self._context.settings)
         for task in ended:
             del self._on_way[task]
         self.attempts += len(attempted)
         _report(attempted)
+        await self._context.queues.statistics.add_or_lose(counts_of(attempted, finished))
 
     async def _send(self, each: Claim) -> Outcome:
         body, now = each.body.encode(), now_ms()

@@ -93,7 +93,7 @@ async def update_endpoint(
         endpoint.disabled_at = None if wanted.enabled else endpoint.disabled_at or now_ms()
         endpoint.disabled_reason = None if wanted.enabled else endpoint.disabled_reason or "asked"
     if given & {"url", "enabled"}:
-        endpoint.failures, endpoint.paused_until = 0, None
+        endpoint.failures, endpoint.failing_since, endpoint.paused_until = 0, None, None
     if given:
         endpoint.updated_at = now_ms()
     return endpoint

@@ -27,8 +27,9 @@ class Attempted:
 
 async def record_outcomes(
     session: WriteSession, attempted: Sequence[Attempted], settings: Settings
-) -> None:
-    """A delivery that was claimed again, or scheduled anew, since then keeps what it has."""
+) -> list[WebhookDelivery]:
+    """Returns deliveries that have ended. One that was claimed again, or scheduled anew, since then
+    keeps what it has."""
     deliveries = await session.scalars(
         select(WebhookDelivery)
         .where(WebhookDelivery.id.in_([each.claim.delivery_id for each in attempted]))
@@ -43,7 +44,7 @@ async def record_outcomes(
         .with_for_update(key_share=True)
     )
     endpoints_by_id = {endpoint.id: endpoint for endpoint in endpoints}
-    now = now_ms()
+    now, ended = now_ms(), []
     for each in attempted:
         delivery = by_id.get(each.claim.delivery_id)
         if delivery is None:
@@ -53,7 +54,10 @@ async def record_outcomes(
         _judge(endpoint, each.outcome, now, settings.webhook_failures)
         current = (delivery.attempts, delivery.tries) == (each.claim.number, each.claim.tries)
         if delivery.state == "pending" and current:
-            _advance(delivery, endpoint, each.outcome, now)
+            _advance(delivery, each.outcome, now)
+            if delivery.state != "pending":
+                ended.append(delivery)
+    return ended
 
 
 async def _log(session: WriteSession, each: Attempted) -> None:
@@ -69,9 +73,7 @@ async def _log(session: WriteSession, each: Attempted) -> None:
     await session.execute(row)
 
 
-def _advance(
-    delivery: WebhookDelivery, endpoint: WebhookEndpoint, outcome: Outcome, now: int
-) -> None:
+def _advance(delivery: WebhookDelivery, outcome: Outcome, now: int) -> None:
     delay = delay_ms(delivery.tries, outcome.retry_after_ms, random.random())
     if outcome.succeeded:
         delivery.state, delivery.finished_at = "delivered", now
@@ -87,9 +89,10 @@ def _judge(endpoint: WebhookEndpoint, outcome: Outcome, now: int, threshold: int
         if endpoint.kind == "endpoint" and endpoint.disabled_at is None:
             endpoint.disabled_at, endpoint.disabled_reason = now, "gone"
         return
-    health = Health(endpoint.failures, endpoint.paused_until)
+    health = Health(endpoint.failures, endpoint.failing_since, endpoint.paused_until)
     if outcome.succeeded:
         health = after_success()
     else:
         health = after_failure(health, now, threshold, outcome.retry_after_ms)
-    endpoint.failures, endpoint.paused_until = health.failures, health.paused_until
+    endpoint.failures, endpoint.failing_since = health.failures, health.failing_since
+    endpoint.paused_until = health.paused_until

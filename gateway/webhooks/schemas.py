@@ -78,8 +78,8 @@ class Redeliver(BaseModel):
 
 
 class EndpointObject(BaseModel):
-    """`failures` in a row pause deliveries until `paused_until`. `disabled_reason`: "gone" after
-    a 410, "asked" when the tenant did it."""
+    """`failures` in a row, the first one at `failing_since`, pause deliveries until `paused_until`.
+    `disabled_reason`: "gone" after a 410, "asked" when the tenant did it."""
 
     id: str
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
@@ -90,6 +90,7 @@ class EndpointObject(BaseModel):
     status: Literal["enabled", "disabled"]
     disabled_reason: str | None
     failures: int
+    failing_since: int | None
     paused_until: int | None
     created_at: int
     updated_at: int
@@ -144,7 +145,8 @@ class EventObject(BaseModel):
 
 class AttemptObject(BaseModel):
     """`status_code` of the receiver, or an `error`: timeout, name_not_resolved,
-    address_not_allowed, https_required, connection_failed, connection_lost, tls_failed."""
+    address_not_allowed, https_required, connection_failed, connection_lost, tls_failed,
+    not_signed."""
 
     number: int
     at: int
@@ -178,6 +180,7 @@ def show_endpoint(row: WebhookEndpoint, hint: str | None) -> EndpointObject:
         status="enabled" if row.disabled_at is None else "disabled",
         disabled_reason=row.disabled_reason,
         failures=row.failures,
+        failing_since=seconds(row.failing_since),
         paused_until=seconds(row.paused_until),
         created_at=row.created_at // 1000,
         updated_at=row.updated_at // 1000,

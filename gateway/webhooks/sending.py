@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib.metadata import version
 from ipaddress import ip_address
+from typing import Literal, get_args
 
 import httpx
 import structlog
@@ -28,6 +29,18 @@ MAX_RESPONSE_BYTES = 64 * 1024
 CONNECT_SECONDS = 5.0
 _LOOKUPS = 256
 
+Error = Literal[
+    "timeout",
+    "name_not_resolved",
+    "address_not_allowed",
+    "https_required",
+    "connection_failed",
+    "connection_lost",
+    "tls_failed",
+    "not_signed",
+]
+ERRORS: tuple[Error, ...] = get_args(Error)
+
 Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
 
 _log = structlog.get_logger(__name__)
@@ -38,7 +51,7 @@ class Outcome:
     """The receiver's status, or why there is none. Of its answer nothing else is kept."""
 
     status_code: int | None = None
-    error: str | None = None
+    error: Error | None = None
     retry_after_ms: int | None = None
     at: int = 0
     duration_ms: int = 0
@@ -53,7 +66,9 @@ class Outcome:
 
 
 class _Unsendable(Exception):
-    """`error` of an Outcome."""
+    def __init__(self, error: Error) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Sender:
@@ -84,7 +99,7 @@ class Sender:
         at, started = now_ms(), time.monotonic()
         status: int | None = None
         retry_after: int | None = None
-        error: str | None = None
+        error: Error | None = None
         try:
             async with asyncio.timeout(self._settings.webhook_timeout_seconds):
                 response = await self._open(httpx.URL(url), body, headers)
@@ -97,7 +112,7 @@ class Sender:
         except (TimeoutError, httpx.TimeoutException):
             error = "timeout"
         except _Unsendable as refusal:
-            error = str(refusal)
+            error = refusal.error
         except httpx.ConnectError as failure:
             error = "tls_failed" if _is_tls(failure) else "connection_failed"
         except Exception as failure:  # the edge of what receivers do

@@ -15,6 +15,7 @@ from gateway.models import (
     WebhookEvent,
     WebhookSecret,
 )
+from gateway.webhooks.metrics import given_up
 from gateway.webhooks.repository import PENDING
 
 _CHUNK = 1000
@@ -25,17 +26,22 @@ async def keep_webhooks(context: Context) -> None:
     """For a sweep, in short transactions."""
     now = now_ms()
     forgotten = now - context.settings.webhook_event_days * _DAY_MS
-    await _repeat(context, lambda session: give_up(session, now))
+    failed = await _repeat(context, lambda session: give_up(session, now))
+    await context.queues.statistics.add_or_lose(given_up(failed))
     await _repeat(context, lambda session: forget_events(session, forgotten))
     async with context.database.write() as session:
         await session.execute(delete(WebhookSecret).where(WebhookSecret.expires_at <= now))
 
 
-async def _repeat(context: Context, step: Callable[[WriteSession], Awaitable[int]]) -> None:
+async def _repeat(context: Context, step: Callable[[WriteSession], Awaitable[int]]) -> int:
+    """Of how many rows, in all."""
+    rows = 0
     while True:
         async with context.database.write() as session:
-            if await step(session) < _CHUNK:
-                return
+            done = await step(session)
+        rows += done
+        if done < _CHUNK:
+            return rows
 
 
 async def give_up(session: WriteSession, now: int) -> int:

@@ -572,6 +572,7 @@ def create_tables() -> None:
         sa.Column("url", sa.String(), nullable=False),
         sa.Column("event_types", JSON, nullable=True),
         sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("failing_since", sa.BigInteger(), nullable=True),
         sa.Column("paused_until", sa.BigInteger(), nullable=True),
         sa.Column("disabled_at", sa.BigInteger(), nullable=True),
         sa.Column("disabled_reason", sa.String(), nullable=True),

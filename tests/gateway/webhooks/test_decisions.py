@@ -50,9 +50,9 @@ def test_jitter_spreads_and_retry_after_only_postpones() -> None:
 
 def test_the_breaker_opens_doubles_and_closes() -> None:
     health, now = Health(), 1_000_000
-    for _ in range(4):
-        health = after_failure(health, now, 5, None)
-    assert health == Health(4, None)
+    for later in range(4):
+        health = after_failure(health, now + later, 5, None)
+    assert health == Health(4, failing_since=now)
     pauses = []
     for _ in range(9):
         health = after_failure(health, now, 5, None)
@@ -60,18 +60,19 @@ def test_the_breaker_opens_doubles_and_closes() -> None:
         pauses.append(health.paused_until - now)
         late = after_failure(health, now + 1, 5, None)
         assert late == health  # it was on its way when the breaker opened
+        assert health.failing_since == 1_000_000
         assert room(health.failures, 5, 4) == 1
         now = health.paused_until
     assert pauses == [min(FIRST_PAUSE_MS * 2**n, LONGEST_PAUSE_MS) for n in range(9)]
-    assert after_success() == Health(0, None)
+    assert after_success() == Health(0, None, None)
     assert room(0, 5, 4) == room(4, 5, 4) == 4
 
 
 def test_a_receiver_that_asks_for_time_gets_it() -> None:
-    assert after_failure(Health(), 1000, 5, 30_000) == Health(1, 31_000)
-    assert after_failure(Health(), 1000, 5, 10**12) == Health(1, 1000 + LONGEST_PAUSE_MS)
-    longer = after_failure(Health(1, 31_000), 2000, 5, 60_000)
-    assert longer == Health(1, 62_000)
+    assert after_failure(Health(), 1000, 5, 30_000) == Health(1, 1000, 31_000)
+    assert after_failure(Health(), 1000, 5, 10**12) == Health(1, 1000, 1000 + LONGEST_PAUSE_MS)
+    longer = after_failure(Health(1, 1000, 31_000), 2000, 5, 60_000)
+    assert longer == Health(1, 1000, 62_000)
 
 
 def endpoint(number: int, tenant: str, due_at: int = 0, failures: int = 0) -> DueEndpoint:

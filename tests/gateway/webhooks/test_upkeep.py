@@ -43,14 +43,15 @@ async def test_the_circuit_breaker(hooks: Hooks, receiver: Receiver) -> None:
     assert 5 <= tried <= 8  # four at once
     shown = await hooks.get(dead["id"])
     assert shown["failures"] == 5
-    assert shown["paused_until"] is not None
+    assert shown["failing_since"] <= shown["paused_until"] - 60
     await hooks.time_passes()
     await hooks.deliver()
     assert len(receiver.at("/dead")) == tried + 1  # half open: one
     receiver.answers.clear()
     await hooks.time_passes()
     await hooks.deliver()
-    assert (await hooks.get(dead["id"]))["failures"] == 0
+    well = await hooks.get(dead["id"])
+    assert (well["failures"], well["failing_since"]) == (0, None)
     assert len(receiver.at("/dead")) == tried + 1 + 12
     assert await hooks.deliver() == 0
 
@@ -58,13 +59,13 @@ async def test_the_circuit_breaker(hooks: Hooks, receiver: Receiver) -> None:
 async def test_forgiving_an_endpoint_its_failures(hooks: Hooks, receiver: Receiver) -> None:
     made = await hooks.add(receiver.url())
     async with hooks.database.write() as session:
-        paused = {"failures": 9, "paused_until": now_ms() + 10**6}
+        paused = {"failures": 9, "failing_since": 1, "paused_until": now_ms() + 10**6}
         await session.execute(update(WebhookEndpoint).values(**paused))
     event_id = await hooks.tell()
     assert await hooks.deliver() == 0
     path = f"/v1/webhook_endpoints/{made['id']}"
     shown = (await hooks.client.patch(path, json={"enabled": True})).json()
-    assert (shown["failures"], shown["paused_until"]) == (0, None)
+    assert (shown["failures"], shown["failing_since"], shown["paused_until"]) == (0, None, None)
     assert await hooks.deliver() == 1
     async with hooks.database.write() as session:
         await session.execute(update(WebhookEndpoint).values(**paused))
