@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from sqlalchemy import update
 
 from gateway import heartbeats
+from gateway.batches import sweep
 from gateway.batches.sweep import sweep_batches
 from gateway.cli.root import root
 from gateway.control.app import CONTROL, beat, works
@@ -98,6 +99,20 @@ async def test_a_batch_at_work_is_left_alone(openai_client: AsyncOpenAI, deploym
     async with deployment.context.database.write() as session:
         await heartbeats.touch(session, f"batch:{batch.id}")
     assert await sweep_batches(deployment.context, deployment.tasks) == 0
+
+
+async def test_the_sweep_takes_those_that_expire_first_and_reads_no_more(
+    openai_client: AsyncOpenAI, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_AT_ONCE", 2)
+    ids = [(await create(openai_client)).id for _ in range(4)]
+    async with deployment.context.database.write() as session:
+        for place, batch_id in enumerate(reversed(ids)):
+            changed = update(Batch).where(Batch.id == batch_id).values(expires_at=place)
+            await session.execute(changed)
+    deployment.tasks.sent.clear()
+    assert await sweep_batches(deployment.context, deployment.tasks, silent_ms=0) == 2
+    assert deployment.tasks.sent == [(names.VALIDATE, each) for each in (ids[3], ids[2])]
 
 
 async def test_blobs_of_deleted_files_go_when_no_batch_reads_them(
