@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from worker.runtime.config import config
 from worker.runtime.errors import StartError
 from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
@@ -86,7 +87,11 @@ DATA = Path("~/.local/share/batten")
     help="Serve Prometheus metrics of this engine there; 0: on any free port.",
 )
 @click.option(
-    "--metrics-host", default="127.0.0.1", envvar="BATTEN_METRICS_HOST", show_default=True
+    "--metrics-host",
+    default="127.0.0.1",
+    envvar="BATTEN_METRICS_HOST",
+    show_default=True,
+    help="Address they are served at.",
 )
 @click.option(
     "--lease-seconds",
@@ -96,13 +101,20 @@ DATA = Path("~/.local/share/batten")
     show_default=True,
     help="Work of a worker silent for so long goes to another; the same for every process.",
 )
-@click.option("--log-level", default="INFO", envvar="BATTEN_LOG_LEVEL", show_default=True)
+@click.option(
+    "--log-level",
+    default="INFO",
+    envvar="BATTEN_LOG_LEVEL",
+    show_default=True,
+    help="Least severe log lines to write.",
+)
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "console"]),
     default="auto",
     envvar="BATTEN_LOG_FORMAT",
     show_default=True,
+    help="Of log lines; auto: console on a terminal, else json.",
 )
 @click.pass_context
 def main(ctx: click.Context, /, data: Path, name: str | None, **options: Any) -> None:
@@ -157,6 +169,7 @@ def worker_settings(
     )
 
 
+main.add_command(config)
 main.add_command(generate)
 main.add_command(plan)
 main.add_command(verify)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 
 from gateway.cli.edge import describe
 from gateway.cli.root import COMMANDS, root
+from worker.__main__ import main as worker
 from worker.queue.base import QueueUnavailable
 
 
@@ -149,6 +152,34 @@ def test_config_shows_settings_and_no_secret(batten) -> None:
     assert shown["REDIS_URL"] == "redis://user:********@cache:6379/0"
     assert shown["BATTEN_PORT"] == "9000"
     assert shown["BATTEN_BATCH_LINES"] == "50000"
+
+
+def test_config_shows_what_workers_alone_have(batten) -> None:
+    done = batten("config", "--env", BATTEN_KV_MEMORY="2GiB", BATTEN_DETERMINISTIC="1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("=", 1) for line in lines(done.stdout)]
+    shown = dict(rows)
+    assert len(shown) == len(rows)  # what both have is there once
+    assert (shown["BATTEN_KV_MEMORY"], shown["BATTEN_DETERMINISTIC"]) == (str(2 << 30), "True")
+    assert (shown["BATTEN_MAX_SEQUENCES"], shown["BATTEN_THREADS"]) == ("256", "")
+    known = {option.envvar for option in worker.params if option.envvar}
+    assert known <= shown.keys()
+    wrong = batten("config", BATTEN_KV_MEMORY="much")
+    assert wrong.returncode == 1
+    assert "'much' is not a size" in lines(wrong.stderr)[-1]
+    assert "Traceback" not in wrong.stderr
+
+
+def test_every_worker_setting_has_a_meaning(batten) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "worker", "config", "--json"],
+        env={**os.environ, "REDIS_URL": "redis://user:secret-one@cache:6379/0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "secret-one" not in shown
+    assert all(meaning for _, _, meaning in json.loads(shown))
 
 
 def test_config_names_settings_whole_in_a_narrow_terminal(batten) -> None:
