@@ -124,13 +124,17 @@ def test_the_command_writes_a_line_for_each_line(
     command = ["generate", str(prompts), "-o", str(answers), "--model", str(model)]
     options = ["--dtype", "float32", "--kv-memory", "1MiB", "--adapter-rank", "8", "--threads", "1"]
     result = CliRunner().invoke(main, [*command, *options])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
+    assert result.stderr.endswith("Error: 1 of 3 lines failed, first 3: the prompt is empty\n")
     first, second, third = map(json.loads, answers.read_text().splitlines())
     assert first["id"] == "a"
     assert tuple(first["choices"][0]["token_ids"]) == alone(model, [1, 2, 3])
     assert second["id"] == 2
     assert second["usage"]["completion"] == 6
     assert third == {"id": 3, "error": "the prompt is empty"}
+    prompts.write_text(json.dumps(lines[0]))
+    result = CliRunner().invoke(main, [*command, *options])
+    assert result.exit_code == 0, result.output
 
 
 def test_deterministic_answers_are_the_models_own_too(model: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,29 +31,44 @@ def generate(prompts: Path, output: IO[str], **options: Any) -> None:
 
     A line is {"prompt": "text"}, {"prompt_ids": [1, 2]} or {"messages": [...]}, with any of id,
     adapter (a PEFT folder), max_tokens (128), temperature, top_p, top_k, min_p, n, seed, stop,
-    logprobs, ignore_eos and the penalties. Answers are written in the order of the lines.
+    logprobs, ignore_eos and the penalties. Answers are written in the order of the lines. Ends with
+    status 1 when a line fails; the others have their answers all the same.
     """
     if not options["model"]:
         raise click.UsageError("no model: give --model or set BATTEN_MODEL to a folder or hub id")
     lines = list(read_lines(prompts))
-    from worker.runtime.offline import Answer, OfflineEngine, Prompt
+    failures: list[str] = []
+    from worker.runtime.offline import OfflineEngine, Prompt
     from worker.runtime.own_kernels import check_own_kernels
 
     try:
         check_own_kernels()
         with OfflineEngine(EngineSettings(**options)) as engine:
             work = [Prompt(content, sampling, adapter) for _, content, sampling, adapter in lines]
-            held: dict[int, Answer] = {}
-            written = 0
             with click.progressbar(length=len(work), label="answers", file=sys.stderr) as bar:
-                for answer in engine.stream(work):
-                    held[answer.index] = answer
-                    bar.update(1)
-                    while written in held:
-                        output.write(_line(lines[written][0], held.pop(written)) + "\n")
-                        written += 1
+                answers = _in_order(engine.stream(work), lambda: bar.update(1))
+                for (name, *_), answer in zip(lines, answers, strict=True):
+                    output.write(_line(name, answer) + "\n")
+                    if answer.error is not None:
+                        failures.append(f"{name}: {answer.error}")
     except StartError as error:
         raise click.ClickException(str(error)) from error
+    if failures:
+        raise click.ClickException(
+            f"{len(failures)} of {len(lines)} lines failed, first {failures[0]}"
+        )
+
+
+def _in_order(answers: Iterator[Any], heard: Callable[[], None]) -> Iterator[Any]:
+    """By their index, each as soon as all before it are there; `heard` is called for every one."""
+    held: dict[int, Any] = {}
+    following = 0
+    for answer in answers:
+        held[answer.index] = answer
+        heard()
+        while following in held:
+            yield held.pop(following)
+            following += 1
 
 
 def read_lines(path: Path) -> Iterator[tuple[Any, Any, SamplingParams, str | None]]:
