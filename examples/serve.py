@@ -28,8 +28,8 @@ SILENT_SECONDS = 60.0
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     console = Console()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))  # nobody is there to read anything
     try:
         serve(options, console)
     except (StackError, OnboardingError, httpx.HTTPError) as error:

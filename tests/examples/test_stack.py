@@ -1,11 +1,15 @@
 """What the examples start ends with them, and is not taken for what another one started."""
 
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
+
+from tests.gateway.conftest import write_tiny_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,3 +54,27 @@ def test_a_port_that_another_stack_has(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"port {port} is taken" in done.stderr + done.stdout
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_stops_it_is_told_when_it_has(tmp_path: Path, number: int) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    words = ["serve.py", "--port", str(free_port()), "--model", model, "--data", tmp_path / "data"]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=EXAMPLES,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as serving:
+        assert serving.stdout is not None
+        assert serving.stdout.readline().startswith("starting ")
+        serving.send_signal(number)
+        said = serving.stdout.read()
+    assert (serving.returncode, said.splitlines()[-1]) == (0, "stopped; nothing is left running")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
