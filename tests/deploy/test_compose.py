@@ -20,6 +20,13 @@ TEXT = (ROOT / "compose.yaml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 GATEWAY = [name for name, service in SERVICES.items() if service["image"] == "batten-gateway"]
+AWS = {
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL",
+}
 SERVICE_KEYS = {
     "image",
     "build",
@@ -63,12 +70,21 @@ def test_its_command_is_a_real_one(name: str) -> None:
 @pytest.mark.parametrize("name", GATEWAY)
 def test_gateway_variables_are_settings(name: str) -> None:
     known = {variable(field) for field in Settings.model_fields}
-    assert set(SERVICES[name]["environment"]) <= known
+    assert set(SERVICES[name]["environment"]) <= known | AWS
 
 
 def test_worker_variables_are_options() -> None:
     known = {option.envvar for option in worker.params}
-    assert set(SERVICES["worker"]["environment"]) <= known
+    assert set(SERVICES["worker"]["environment"]) <= known | AWS
+
+
+@pytest.mark.parametrize("name", [*GATEWAY, "worker"])
+def test_credentials_of_a_bucket_are_passed_on_where_they_are_set(name: str) -> None:
+    """Without a value: compose leaves out what is not set, where an empty one would count."""
+    environment = SERVICES[name]["environment"]
+    assert {each: environment[each] for each in AWS} == dict.fromkeys(AWS)
+    documented = (ROOT / "docs" / "storage.md").read_text()
+    assert all(f"`{each}`" in documented for each in AWS)
 
 
 def test_waiting_is_for_something_that_comes() -> None:
