@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C
 
 
 class Norm(nn.Module):
-    def __init__(self, width, offset=0.0):
+    def __init__(self, *shape, offset=0.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.rand(width))
+        self.weight = nn.Parameter(torch.rand(shape))
         self.variance_epsilon = 1e-5
         self.offset = offset
 
@@ -65,6 +65,13 @@ def test_what_computes_the_same_is_replaced_and_nothing_else(dtype):
     x = torch.randn(1, 5, 32).to(dtype)
     for ours, theirs in zip(model, plain, strict=True):
         torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_a_norm_with_a_weight_for_each_head_is_left_alone():
+    """As Cohere's of queries and keys."""
+    model = nn.Sequential(Norm(4, 32))
+    assert fuse(model) == 0
+    assert model(torch.randn(1, 5, 4, 32)).shape == (1, 5, 4, 32)
 
 
 def test_copies_and_other_parameters_are_respected():

@@ -58,8 +58,8 @@ def _kernel_for(module: nn.Module) -> Forward | None:
         points = torch.linspace(-9, 9, 99)
         activated: Any = module.act_fn(points)  # type: ignore[operator]
         return _gated_mlp if _close(F.silu(points), activated) else None
-    parameters = [name for name, _ in module.named_parameters()]
-    return _norm if hasattr(module, "variance_epsilon") and parameters == ["weight"] else None
+    parameters = [(name, parameter.ndim) for name, parameter in module.named_parameters()]
+    return _norm if hasattr(module, "variance_epsilon") and parameters == [("weight", 1)] else None
 
 
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:
