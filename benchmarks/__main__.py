@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worker.runtime.threads import wait_politely
+from worker.engine.compute_threads import wait_politely
 
 
 @dataclass(frozen=True)

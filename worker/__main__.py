@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from worker.engine.compute_threads import wait_politely
 from worker.runtime.config import config
 from worker.runtime.errors import StartError
 from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
 from worker.runtime.plan import plan
-from worker.runtime.threads import wait_politely
 from worker.runtime.verify import verify
 from worker.settings import WorkerSettings, model_name_of, unique_name
 

@@ -20,6 +20,7 @@ from functools import partial
 
 from worker.engine.activation import activation
 from worker.engine.batch import AdapterLoadError
+from worker.engine.compute_threads import in_passing
 from worker.engine.host_adapters import HostAdapters
 from worker.engine.metrics import AdapterCounts
 from worker.engine.rank_pool import LoadedAdapter, RankPool
@@ -226,7 +227,9 @@ class AdapterCache:
             read = Future()
             read.set_result(held)
         else:
-            read = self._reading[adapter.digest] = self._readers.submit(self._read, adapter)
+            read = self._reading[adapter.digest] = self._readers.submit(
+                in_passing, partial(self._read, adapter)
+            )
         return read
 
     def _read(self, adapter: AdapterRef) -> LoadedAdapter:
@@ -244,7 +247,7 @@ class AdapterCache:
                     self._host.put(adapter.digest, loaded)
 
     def _write_soon(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
-        self._writer.submit(self._write, adapter, read)
+        self._writer.submit(in_passing, partial(self._write, adapter, read))
 
     def _write(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
         try:

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 from redis.asyncio import Redis
 
+from worker.engine.compute_threads import in_passing
 from worker.engine.engine import Engine
 from worker.engine.metrics import EngineStats
 from worker.queue.base import QueueUnavailable
@@ -38,7 +40,7 @@ def run(settings: WorkerSettings) -> int:
     configure_logs(settings.log_level, settings.log_format)
     check_own_kernels()
     asyncio.run(_reach_queue(settings))
-    engine = build_engine(settings)
+    engine = in_passing(partial(build_engine, settings))  # whose own thread then computes
     return asyncio.run(_run(settings, engine))
 
 

@@ -1,0 +1,49 @@
+"""Compute threads spin shortly unless told otherwise, and only one thread keeps a team."""
+
+import subprocess
+import sys
+
+import pytest
+
+from worker.engine.compute_threads import SPINS, wait_politely
+
+TEAMS = """
+import os, time
+import torch
+from worker.engine.compute_threads import in_passing
+
+def multiply():
+    return torch.ones(512, 512) @ torch.ones(512, 512)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(3)
+before = threads()
+in_passing(multiply)
+time.sleep(0.2)  # the runtime ends them without waiting
+print(threads() - before)
+multiply()
+print(threads() - before)
+"""
+
+
+def test_threads_spin_shortly():
+    environ = {}
+    wait_politely(environ)
+    assert environ == {"GOMP_SPINCOUNT": str(SPINS)}
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_what_the_operator_has_set_stays(name):
+    environ = {name: "own"}
+    wait_politely(environ)
+    assert environ == {name: "own"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_what_computes_in_passing_leaves_no_team():
+    done = subprocess.run(
+        [sys.executable, "-c", TEAMS], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.split() == ["0", "2"], done.stderr

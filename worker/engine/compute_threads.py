@@ -1,0 +1,39 @@
+"""How the threads that compute share the cores.
+
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SPINS = 3000
+"""Of the runtime's loop, some 30 microseconds: what lies between most of a step's products."""
+
+
+def wait_politely(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let idle compute threads spin shortly, then sleep. Call before torch is imported.
+
+    A step has hundreds of products that take as long as it takes to wake a thread. But a worker
+    shares its cores with the rest of the stack, and a thread that spins long keeps its core from
+    the very thread it waits for. What the operator has set stays.
+    """
+    if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        environ["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+def in_passing(function: Callable[[], T]) -> T:
+    """`function()`, in a thread that ends with it.
+
+    Every thread that computes gets a team of compute threads, as large as the engine's, which
+    lives as long as the thread does. Where that makes more threads than cores, GNU's OpenMP
+    runtime lets no thread of the process spin any more. So whatever computes beside the engine
+    does so in passing.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result()
