@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from gateway import ops
 from gateway.adapters import admin_endpoints as shared_adapters
@@ -75,5 +76,19 @@ def create_app(settings: Settings, tasks: Tasks | None = None) -> FastAPI:
     install_error_handlers(app, ROUTERS)
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(RequestEdge, body_bytes=settings.body_bytes, metrics=metrics)
+    app.add_middleware(
+        RequestEdge, body_bytes=settings.body_bytes, metrics=metrics, uploads=_uploads()
+    )
     return app
+
+
+def _uploads() -> frozenset[str]:
+    """Paths that take forms, as their documentation says."""
+    routes = [route for router in ROUTERS for route in router.routes]
+    return frozenset(
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute)
+        and "multipart/form-data"
+        in (route.openapi_extra or {}).get("requestBody", {}).get("content", {})
+    )

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import ColumnElement, delete, select
 
 from gateway.auth.dependencies import AdminPrincipal, CurrentPrincipal
-from gateway.errors import Conflict, UnsupportedMedia
+from gateway.errors import Conflict
 from gateway.kit.clock import now_ms
 from gateway.kit.database import Database, ReadSession, WriteSession
 from gateway.kit.dependencies import AppContext
@@ -187,11 +187,7 @@ class Once:
 
 
 async def body_fingerprint(request: Request) -> str:
-    """Of a JSON body, whatever the order of its keys. Raises UnsupportedMedia for a form."""
-    if request.headers.get("content-type", "").lower().startswith("multipart/"):
-        raise UnsupportedMedia(
-            "Send application/json here, not a form.", code="unsupported_content_type"
-        )
+    """Of a JSON body, whatever the order of its keys."""
     body = await request.body()
     return fingerprint(msgspec.json.encode(msgspec.json.decode(body or b"null"), order="sorted"))
 

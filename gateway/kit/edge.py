@@ -4,6 +4,7 @@ resort for unexpected errors. Pure ASGI, so that streams pass through untouched.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -24,10 +25,15 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class RequestEdge:
-    def __init__(self, app: ASGIApp, body_bytes: int, metrics: Metrics) -> None:
+    """`uploads`: paths whose forms are left to stream. Other bodies have at most `body_bytes`."""
+
+    def __init__(
+        self, app: ASGIApp, body_bytes: int, metrics: Metrics, uploads: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._body_bytes = body_bytes
         self._metrics = metrics
+        self._uploads = uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +62,8 @@ class RequestEdge:
         headers = Headers(scope=scope)
         media, options = parse_options_header(headers.get("content-type", ""))
         charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
-        if scope["method"] not in _WITH_BODY or media == b"multipart/form-data":
+        is_upload = media == b"multipart/form-data" and scope["path"] in self._uploads
+        if scope["method"] not in _WITH_BODY or is_upload:
             return receive
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._body_bytes:

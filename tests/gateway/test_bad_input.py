@@ -32,6 +32,14 @@ WRONG_BODIES = [
     ("huge", b'{"x": "' + b"x" * 4 * 2**20 + b'"}', JSON, 413, "body_too_large"),
     ("text", b"{}", "text/plain", 415, "unsupported_content_type"),
     ("a form", b"a=b", "application/x-www-form-urlencoded", 415, "unsupported_content_type"),
+    (
+        "a form of parts",
+        b"--b--",
+        "multipart/form-data; boundary=b",
+        415,
+        "unsupported_content_type",
+    ),
+    ("huge parts", b"x" * 5 * 2**20, "multipart/form-data; boundary=b", 413, "body_too_large"),
     ("no content type", b"{}", "", 415, "unsupported_content_type"),
     ("charset", b"{}", "application/json; charset=utf-16", 415, "unsupported_charset"),
 ]
