@@ -17,6 +17,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -39,6 +41,15 @@ def cache_folder() -> Path:
         return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "batten" / "kernels"
+
+
+def threads(work: int, enough: int) -> int:
+    """Of a kernel's team: all that torch has where there is `enough` work for a second, else one.
+
+    Never a part of them: GNU's OpenMP runtime ends the threads that a smaller team leaves out, and
+    starts them again for the next larger one.
+    """
+    return torch.get_num_threads() if work > enough else 1
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from kernels import native
 from kernels.paged_attention import AttentionPlan
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
-_THREAD_WORK = 1 << 15  # numbers for which waking one more thread pays
+_THREAD_WORK = 1 << 15  # numbers for which waking threads pays
 
 _I64, _PTR, _INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS: list[Any] = [_PTR] * 5 + [_I64] * 9 + [_INT, _INT]
@@ -42,7 +42,7 @@ def kv_write(
         value.stride(0),
         value.stride(1),
         key.dtype == torch.bfloat16,
-        min(torch.get_num_threads(), 1 + (key.numel() + value.numel()) // _THREAD_WORK),
+        native.threads(key.numel() + value.numel(), _THREAD_WORK),
     )
 
 

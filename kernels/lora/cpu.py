@@ -19,7 +19,7 @@ from kernels.lora.segments import LoraSegments
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 TOKENS = 16  # as in cpu.cpp
-_THREAD_WORK = 1 << 20  # multiplications for which waking one more thread pays
+_THREAD_WORK = 1 << 20  # multiplications for which waking threads pays
 
 _I64, _PTR, _INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS: list[Any] = [_PTR, _I64, _PTR, _I64, _PTR, _I64, _PTR, _I64, _INT, _INT]
@@ -63,7 +63,7 @@ def lora(
         _address(tiles.rows),
         tiles.most_rows,
         x.dtype is torch.bfloat16,
-        min(torch.get_num_threads(), 1 + tiles.products * columns // _THREAD_WORK),
+        native.threads(tiles.products * columns, _THREAD_WORK),
     )
 
 

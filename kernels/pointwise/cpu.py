@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import native
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
-_THREAD_WORK = 1 << 15  # numbers for which waking one more thread pays
+_THREAD_WORK = 1 << 15  # numbers for which waking threads pays
 
 _I64, _F32, _PTR, _INT = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -83,7 +83,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _threads(x: Tensor) -> int:
-    return min(torch.get_num_threads(), 1 + x.numel() // _THREAD_WORK)
+    return native.threads(x.numel(), _THREAD_WORK)
 
 
 @functools.cache
