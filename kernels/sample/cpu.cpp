@@ -1,13 +1,12 @@
 // Tokens and log-probabilities from rows of logits, without ordering the vocabulary.
 //
 // A weight is exp((logit - highest) / temperature) in float32, so the largest is 1. Weights are
-// summed in float64: within a chunk lane by lane, then chunk after chunk. A filtered row first finds
-// a logit that nothing it keeps lies below, and looks at the candidates of at least that from then
-// on. No row looks at another.
+// summed in float64: within a chunk lane by lane, then chunk after chunk. For a row with filters a
+// logit is found first that nothing they keep lies below, and from then on only the candidates of
+// at least that are looked at. No row looks at another.
 
 #include "../lanes.h"
 
-#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -21,22 +20,24 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr float COLDEST = std::numeric_limits<float>::min();
 constexpr float HOTTEST = 1e38f;  // LOG2_E over them is a normal number, too
 
-inline int64_t chunks(int64_t count) { return (count + CHUNK - 1) / CHUNK; }
-
-// What a thread computes in.
+// What a thread computes in, kept from call to call: new memory would cost page faults.
 struct Scratch {
-  explicit Scratch(int64_t vocabulary)
-      : maxima(chunks(vocabulary) * LANES),
-        sums(chunks(vocabulary)),
-        values(new float[vocabulary + LANES]),
-        tokens(new float[vocabulary + LANES]),
-        reordered(new float[vocabulary + LANES]) {}
+  std::vector<float> maxima;  // of each lane of each chunk
+  std::vector<double> sums;   // of the weights of each chunk
+  std::vector<float> values;  // of candidates: their logits, then their weights
+  std::vector<float> tokens;  // of candidates: the bits of an int32
+  std::vector<float> reordered;
 
-  std::vector<float> maxima;        // of each lane of each chunk
-  std::vector<double> sums;         // of the weights of each chunk
-  std::unique_ptr<float[]> values;  // of candidates: their logits, then their weights
-  std::unique_ptr<float[]> tokens;  // of candidates: the bits of an int32
-  std::unique_ptr<float[]> reordered;
+  static Scratch& of_thread(int64_t vocabulary) {
+    static thread_local Scratch scratch;
+    const int64_t chunks = (vocabulary + CHUNK - 1) / CHUNK;
+    scratch.maxima.resize(chunks * LANES);
+    scratch.sums.resize(chunks);
+    scratch.values.resize(vocabulary + LANES);
+    scratch.tokens.resize(vocabulary + LANES);
+    scratch.reordered.resize(vocabulary + LANES);
+    return scratch;
+  }
 };
 
 struct Row {
@@ -97,7 +98,8 @@ int64_t pick(int64_t count, double uniform, double* sums, Weights weights) {
   for (; passed + *sums <= target; begin += CHUNK) passed += *sums++;
   const int64_t end = std::min(begin + CHUNK, count);
   float chunk[CHUNK];
-  in_lanes(begin, end, [&](int64_t i, int64_t left) { store(chunk + i - begin, weights(i, left)); });
+  in_lanes(begin, end,
+           [&](int64_t i, int64_t left) { store(chunk + i - begin, weights(i, left)); });
   int64_t last = begin;  // in this order a chunk's sum may round below its sum by lanes
   for (int64_t i = begin; i < end; i++) {
     passed += chunk[i - begin];
@@ -197,7 +199,7 @@ struct Candidates {
 
 // Tokens with logits of at least `floor`, in order.
 Candidates collect(const Row& row, float floor, Scratch& scratch) {
-  Candidates out{scratch.values.get(), scratch.tokens.get(), 0};
+  Candidates out{scratch.values.data(), scratch.tokens.data(), 0};
   const Ints first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   in_lanes(0, row.count, [&](int64_t i, int64_t left) {
     const Lanes x = load(row.logits + i, left, -INF);
@@ -211,8 +213,8 @@ Candidates collect(const Row& row, float floor, Scratch& scratch) {
 
 template <typename Mass>
 float floor_of(const Candidates& of, double wanted, float low, float high, Scratch& scratch) {
-  std::copy(of.values, of.values + of.count, scratch.reordered.get());
-  return raise_floor<Mass>(scratch.reordered.get(), of.count, wanted, low, high);
+  std::copy(of.values, of.values + of.count, scratch.reordered.data());
+  return raise_floor<Mass>(scratch.reordered.data(), of.count, wanted, low, high);
 }
 
 // A logit below which there are none of the `wanted` largest.
@@ -294,7 +296,7 @@ extern "C" void batten_sample(const float* logits, const float* temperatures,
                               int64_t vocabulary, int64_t stride, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch(vocabulary);
+    Scratch& scratch = Scratch::of_thread(vocabulary);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < rows; i++) {
       const Row row = read(logits + i * stride, vocabulary, scratch.maxima.data());
@@ -312,7 +314,7 @@ extern "C" void batten_logprobs(const float* logits, const int64_t* rows, const 
                                 int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch(vocabulary);
+    Scratch& scratch = Scratch::of_thread(vocabulary);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
       const Row row = read(logits + rows[i] * stride, vocabulary, scratch.maxima.data());

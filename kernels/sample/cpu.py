@@ -15,7 +15,7 @@ from kernels import native
 from kernels.sample import Logprobs, SamplingPlan
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
-_THREAD_WORK = 1 << 17  # logits for which waking threads pays
+_THREAD_WORK = 1 << 18  # logits for which waking threads pays
 
 _I64, _PTR, _INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.engine.driver import sequence
+from worker.engine import sampler
 from worker.engine.random_numbers import uniform
 from worker.engine.sampler import sample_tokens
 from worker.protocol.types import SamplingParams
@@ -113,6 +114,33 @@ def test_the_given_logits_stay_untouched():
     before = logits.clone()
     item = sequence((3,), sampling=params(temperature=1.0, logit_bias=((4, 1.0),), top_k=3))
     sample_tokens(logits, [item])
+    assert torch.equal(logits, before)
+
+
+def test_an_error_says_whether_the_model_or_the_penalties_broke_a_row():
+    logits = torch.tensor([ramp(t4=2.0), ramp(t4=-math.inf, t5=math.nan), ramp(t9=3.0)])
+    heavy = params(repetition_penalty=1e-300, logprobs=2)
+    rows = [sequence((4,), sampling=changes) for changes in (heavy, heavy, params(logprobs=0))]
+    tokens = sample_tokens(logits, rows)
+    assert [token.error for token in tokens] == [
+        "bias and penalties make the logits overflow",
+        "the model's logits are not finite",
+        None,
+    ]
+    assert [token.logprob is None for token in tokens] == [True, True, False]
+    assert tokens[2].token_id == 9
+
+
+def test_logits_are_as_they_were_also_where_sampling_fails(monkeypatch):
+    def fail(logits, plan):
+        assert logits[0, 4] == -98
+        raise MemoryError
+
+    monkeypatch.setattr(sampler, "sample", fail)
+    logits = torch.tensor([ramp(t4=2.0)])
+    before = logits.clone()
+    with pytest.raises(MemoryError):
+        sample_tokens(logits, [sequence((3,), sampling=params(logit_bias=((4, -50), (4, -50))))])
     assert torch.equal(logits, before)
 
 

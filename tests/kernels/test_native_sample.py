@@ -178,8 +178,19 @@ def test_zeros_of_both_signs_are_equal():
 def test_filters_at_their_ends_keep_the_largest_and_its_equals():
     logits = random(64, 2000).clamp_max(6)
     logits[:, 700] = logits[:, 1300] = 7.0
+    logits[:, 900] = 7.0 - 5e-6
     for setting in ((1.0, 0, 0.0, 0.0), (1.0, 0, 1.0, 1.0), (1.0, 1, 1.0, 0.0), (1e-38, 0, 1.0, 0)):
         assert set(cpu.sample(logits, same(64, setting)).tolist()) == {700, 1300}
+
+
+@pytest.mark.parametrize("name", ["plain", "top-k 900", "top-p 0.9999", "min-p 1e-12"])
+def test_the_ends_of_the_unit_interval_choose_what_is_possible(name):
+    logits = torch.full((2, 5000), -torch.inf)
+    logits[:, 2500:3500] = random(1, 1000, spread=1.0)
+    numbers = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    first, last = cpu.sample(logits, same(2, SETTINGS[name], numbers)).tolist()
+    assert 2500 <= first < 2520
+    assert 3480 < last < 3500
 
 
 def test_an_infinite_temperature_makes_all_finite_logits_equal():
