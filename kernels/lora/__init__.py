@@ -41,8 +41,8 @@ def lora(
     if not _fits(x, outputs, pools, segments):
         _refuse(x, outputs, pools, segments)
         x = x.contiguous()
-    if segments.spans:
-        _implementation(x.device.type, x.dtype)(x, outputs, pools, segments)
+    if segments.spans and pools:
+        _implementation(pools[0].device_type, pools[0].dtype)(x, outputs, pools, segments)
 
 
 def _fits(

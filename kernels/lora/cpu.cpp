@@ -22,9 +22,10 @@ constexpr int64_t TOKENS = 16;                    // most of a task
 constexpr int SQUARE = 4;                         // tokens and rows of a product block
 constexpr int TALL = VECTORS > 1 ? 8 : 2;         // tokens of an update block
 constexpr int64_t WIDE = 2 * LANES;               // and its columns
-constexpr int64_t AHEAD = 256;                    // columns of B fetched before they are read
+constexpr int64_t AHEAD = 128;                    // columns of B fetched before they are read
 
-struct Tile {
+// What Python passes is packed into arrays of int64, which cost it less than arguments.
+struct Tile {  // of one span, with at least one row; rows_from counts in Call::rows
   int64_t first, count, rows_from, rows_count;
 };
 
@@ -49,6 +50,8 @@ struct Call {
   const Tile* tiles;
   int64_t tiles_count;
   const int64_t* rows;
+  int64_t most_rows;  // of a tile
+  int64_t is_bfloat16, threads;
 };
 
 template <typename T>
@@ -131,7 +134,7 @@ void shrink(const Task<T>& task, float (*hidden)[TOKENS]) {
 
 // y[token] = (y[token] + hidden[token] @ B[rows]) * gain + shift, for HEIGHT tokens and WIDE
 // columns. `following` is fetched where B ends.
-template <int HEIGHT, typename T>
+template <int HEIGHT, bool AFFINE, typename T>
 inline void update(const Task<T>& task, const float (*hidden)[TOKENS], int64_t token,
                    int64_t column, const char*& following) {
   const int64_t left = task.out - column;
@@ -161,26 +164,40 @@ inline void update(const Task<T>& task, const float (*hidden)[TOKENS], int64_t t
     add([&](const T* b) { return load_wide(b, left); }, [](const T*) {});
   }
   Wide gain = {broadcast(1.0f), broadcast(1.0f)}, shift = {};
-  if (task.gain) gain = in_order_of(T{}, load_wide(task.gain + column, left));
-  if (task.shift) shift = in_order_of(T{}, load_wide(task.shift + column, left));
+  if (AFFINE && task.gain) gain = in_order_of(T{}, load_wide(task.gain + column, left));
+  if (AFFINE && task.shift) shift = in_order_of(T{}, load_wide(task.shift + column, left));
   BATTEN_UNROLL
   for (int i = 0; i < HEIGHT; i++) {
     T* y = task.y + (token + i) * task.y_stride + column;
     Wide total = load_wide(y, left);
-    total.first = fma(total.first + sums[i].first, gain.first, shift.first);
-    total.second = fma(total.second + sums[i].second, gain.second, shift.second);
+    total.first += sums[i].first;
+    total.second += sums[i].second;
+    if constexpr (AFFINE) {
+      total.first = fma(total.first, gain.first, shift.first);
+      total.second = fma(total.second, gain.second, shift.second);
+    }
     store_wide(y, total, left);
   }
 }
 
-template <typename T, int HEIGHT = TALL>
-inline void expand(const Task<T>& task, const float (*hidden)[TOKENS], int64_t token,
-                   int64_t column, const char*& following) {
+template <bool AFFINE, typename T, int HEIGHT = TALL>
+inline void update_all(const Task<T>& task, const float (*hidden)[TOKENS], int64_t token,
+                       int64_t column, const char*& following) {
   for (; token + HEIGHT <= task.count; token += HEIGHT) {
-    update<HEIGHT>(task, hidden, token, column, following);
+    update<HEIGHT, AFFINE>(task, hidden, token, column, following);
   }
   if constexpr (HEIGHT > 1) {
-    if (token < task.count) expand<T, HEIGHT / 2>(task, hidden, token, column, following);
+    if (token < task.count) {
+      update_all<AFFINE, T, HEIGHT / 2>(task, hidden, token, column, following);
+    }
+  }
+}
+
+template <bool AFFINE, typename T>
+void expand(const Task<T>& task, const float (*hidden)[TOKENS], const T* next) {
+  const char* following = reinterpret_cast<const char*>(next);
+  for (int64_t column = 0; column < task.out; column += WIDE) {
+    update_all<AFFINE>(task, hidden, 0, column, following);
   }
 }
 
@@ -213,14 +230,14 @@ Task<T> task_of(const Call& call, int64_t index, int64_t* rows) {
 }
 
 template <typename T>
-void run(const Call& call, int64_t most_rows, int threads) {
+void run(const Call& call) {
   const int64_t all = call.tiles_count * call.modules;
   std::atomic<int64_t> taken{0};
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(call.threads)
   {
-    std::vector<float> numbers((most_rows + SQUARE) * TOKENS);
+    std::vector<float> numbers((call.most_rows + SQUARE) * TOKENS);
     const auto hidden = reinterpret_cast<float(*)[TOKENS]>(numbers.data());
-    std::vector<int64_t> rows(most_rows), next_rows(most_rows);
+    std::vector<int64_t> rows(call.most_rows), next_rows(call.most_rows);
     int64_t next = taken++;
     Task<T> following = next < all ? task_of<T>(call, next, next_rows.data()) : Task<T>{};
     while (next < all) {
@@ -232,11 +249,11 @@ void run(const Call& call, int64_t most_rows, int threads) {
         following = task_of<T>(call, next, next_rows.data());
         first = following.ranks > 0 ? following.A + following.rows[0] * call.width : following.x;
       }
-      if (task.ranks == 0 && !task.gain && !task.shift) continue;
       shrink(task, hidden);
-      const char* bytes = reinterpret_cast<const char*>(first);
-      for (int64_t column = 0; column < task.out; column += WIDE) {
-        expand(task, hidden, 0, column, bytes);
+      if (task.gain || task.shift) {
+        expand<true>(task, hidden, first);
+      } else if (task.ranks > 0) {
+        expand<false>(task, hidden, first);
       }
     }
   }
@@ -244,15 +261,10 @@ void run(const Call& call, int64_t most_rows, int threads) {
 
 }  // namespace
 
-// `tiles` [tiles_count]: of one span each, with at least one row; rows_from counts in `rows`.
-// `most_rows` is the largest rows_count.
-extern "C" void batten_lora(const void* x, int64_t width, const Target* targets, int64_t modules,
-                            const Tile* tiles, int64_t tiles_count, const int64_t* rows,
-                            int64_t most_rows, int is_bfloat16, int threads) {
-  const Call call = {x, width, targets, modules, tiles, tiles_count, rows};
-  if (is_bfloat16) {
-    run<bfloat16>(call, most_rows, threads);
+extern "C" void batten_lora(const Call* call) {
+  if (call->is_bfloat16) {
+    run<bfloat16>(*call);
   } else {
-    run<float>(call, most_rows, threads);
+    run<float>(*call);
   }
 }

@@ -21,16 +21,14 @@ SOURCE = Path(__file__).with_name("cpu.cpp")
 TOKENS = 16  # as in cpu.cpp
 _THREAD_WORK = 1 << 20  # multiplications for which waking threads pays
 
-_I64, _PTR, _INT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
-_ARGUMENTS: list[Any] = [_PTR, _I64, _PTR, _I64, _PTR, _I64, _PTR, _I64, _INT, _INT]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
     """Launch metadata."""
 
     rows: array[int]  # pool rows of all spans, one after another
-    tiles: array[int]  # [tiles, 4]: first token, tokens, first of `rows`, rows; large ones first
+    tiles: array[int]  # [count, 4]: first token, tokens, first of `rows`, rows; large ones first
+    count: int
     most_rows: int
     products: int  # tokens * rows of all
 
@@ -48,23 +46,27 @@ def lora(
     x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
-    tiles, width = _tiles(segments), x.shape[1]
+    tiles, width = _tiles(segments), pools[0].width
     targets, columns = array("q"), 0
     for y, pool in zip(outputs, pools, strict=True):
         targets.extend((_address(_descriptor(pool)), y.data_ptr(), y.stride(0)))
         columns += width + pool.out
-    _function()(
-        x.data_ptr(),
-        width,
-        _address(targets),
-        len(pools),
-        _address(tiles.tiles),
-        len(tiles.tiles) // 4,
-        _address(tiles.rows),
-        tiles.most_rows,
-        x.dtype is torch.bfloat16,
-        native.threads(tiles.products * columns, _THREAD_WORK),
+    call = array(
+        "q",
+        (
+            x.data_ptr(),
+            width,
+            _address(targets),
+            len(pools),
+            _address(tiles.tiles),
+            tiles.count,
+            _address(tiles.rows),
+            tiles.most_rows,
+            pools[0].dtype is torch.bfloat16,
+            native.threads(tiles.products * columns, _THREAD_WORK),
+        ),
     )
+    _function()(_address(call))
 
 
 @functools.cache
@@ -72,7 +74,7 @@ def _function() -> Any:
     library = native.library(SOURCE)
     assert library is not None
     function = library.batten_lora
-    function.argtypes, function.restype = _ARGUMENTS, None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
     return function
 
 
@@ -105,6 +107,7 @@ def _plan(segments: LoraSegments) -> _Tiles:
     return _Tiles(
         array("q", rows),
         array("q", [number for tile in tiles for number in tile]),
+        len(tiles),
         max((tile[3] for tile in tiles), default=0),
         sum(tile[1] * tile[3] for tile in tiles),
     )

@@ -43,7 +43,7 @@ class LoraPool:
         self.addresses = torch.zeros(len(A), 2, dtype=torch.int64, device=A.device)
         self.num_rows, self.width = A.shape
         self.out = B.shape[1]
-        self.dtype, self.device = A.dtype, A.device
+        self.dtype, self.device, self.device_type = A.dtype, A.device, A.device.type
         self.derived: dict[object, object] = {}  # what a backend computes of it once
         self._affines: dict[int, Affine] = {}
 
