@@ -104,11 +104,13 @@ def attention(machine: Machine, rounds: int) -> None:
             count * length - count * (count - 1) // 2
             for count, length in zip(case.plan.query_lens, case.plan.kv_lens, strict=True)
         )
-        floor = machine.floor(case.read, 4 * pairs * HEADS * DIM) * LAYERS
+        work = case.read, 4 * pairs * HEADS * DIM
+        floor, blocks = (each(*work) * LAYERS for each in (machine.floor, machine.floor_of_blocks))
         runs = {
             "ours": case.run(paged_attention),
             "reference": case.run(attention_reference.paged_attention),
         }
         if len(set(case.plan.query_lens)) == 1:
             runs["torch sdpa"] = case.sdpa()
-        report(name, floor, dict(zip(runs, least(rounds, list(runs.values())), strict=True)))
+        times = dict(zip(runs, least(rounds, list(runs.values())), strict=True))
+        report(name, floor, times, blocks)

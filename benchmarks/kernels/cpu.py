@@ -3,10 +3,11 @@
     python -m benchmarks.kernels.cpu [attention] [lora] [between] [linears] [sampling] ...
 
 A floor is the larger of two times: bytes read and written over the machine's measured reading
-rate, arithmetic over the rate of a large matrix product. Every operand comes from memory: a case
-goes round as many layers' worth of it as the caches can't hold; but logits, which a step has just
-written, from where they are. Times are the least of all rounds, and the candidates take turns, so
-that a busy machine disturbs all of them alike: compare ratios.
+rate, arithmetic over the rate of a large matrix product. Attention has a second one, at the rate
+of reading blocks that lie anywhere in memory, as those of its cache do. Every operand comes from
+memory: a case goes round as many layers' worth of it as the caches can't hold; but logits, which
+a step has just written, from where they are. Times are the least of all rounds, and the candidates
+take turns, so that a busy machine disturbs all of them alike: compare ratios.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def main() -> None:
         machine = measure_machine(given.rounds)
         print(
             f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, reads "
-            f"{machine.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+            f"{machine.bytes_per_second / 1e9:.1f} GB/s "
+            f"({machine.block_bytes_per_second / 1e9:.1f} in blocks), multiplies "
             f"{machine.flops / 1e9:.0f} GFLOP/s (bfloat16)"
         )
         for part in given.parts or PARTS:
