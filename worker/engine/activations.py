@@ -46,11 +46,18 @@ def _forward(model: PackedModel, step: WidestStep) -> int:
 
 
 def _inside_lora(model: PackedModel, step: WidestStep) -> int:
-    """Half of the tokens by all rows of the pool, and what that adds to the widest module."""
+    """Half of the tokens by all rows of the pool, and what that adds to the widest module. The head
+    computes the tokens that are sampled from alone."""
     if not step.adapter_rank:
         return 0
-    widest = max(max(weight.shape) for weight in _matrices(model))
-    return step.tokens // 2 * (step.adapter_rank + 2 * widest) * 4
+    head = model.module.get_output_embeddings() if model.selects_rows else None  # type: ignore[operator]
+
+    def numbers(weight: Tensor) -> int:
+        of_head = head is not None and weight is head.weight
+        tokens = step.sequences if of_head else step.tokens
+        return tokens // 2 * (step.adapter_rank + 2 * max(weight.shape))
+
+    return 4 * max(numbers(weight) for weight in _matrices(model))
 
 
 def _inside_attention(model: PackedModel, layout: KvLayout, step: WidestStep) -> int:
