@@ -29,6 +29,11 @@ struct bfloat16 {
   uint16_t bits;
 };
 
+// Every function that takes or returns Lanes: for a call with arguments of their alignment GCC takes
+// stack that it gives back only where the caller ends, and a loop of calls runs out of it.
+#define BATTEN_ALWAYS __attribute__((always_inline))
+#define BATTEN_INLINE inline BATTEN_ALWAYS
+
 // Loops over a register tile: left rolled, the compiler would keep the tile in memory.
 #define BATTEN_UNROLL _Pragma("GCC unroll 16")
 
@@ -47,11 +52,11 @@ constexpr int VECTORS = 4;  // of Lanes that a register tile is wide
 constexpr int VECTORS = 1;
 #endif
 
-inline Lanes broadcast(float x) {  // every bit of it: what it holds may be two numbers
+BATTEN_INLINE Lanes broadcast(float x) {  // every bit of it: what it holds may be two numbers
   return Lanes{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
-inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+BATTEN_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__) || defined(__aarch64__)
@@ -63,15 +68,15 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-inline Lanes raw(const void* x) {
+BATTEN_INLINE Lanes raw(const void* x) {
   Lanes lanes;
   std::memcpy(&lanes, x, sizeof(lanes));
   return lanes;
 }
 
-inline Lanes load(const float* x) { return raw(x); }
+BATTEN_INLINE Lanes load(const float* x) { return raw(x); }
 
-inline Lanes load(const bfloat16* x) {
+BATTEN_INLINE Lanes load(const bfloat16* x) {
 #if defined(__AVX512F__)
   const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
   return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
@@ -83,7 +88,7 @@ inline Lanes load(const bfloat16* x) {
 }
 
 template <typename T>
-inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
+BATTEN_INLINE Lanes load(const T* x, int64_t count) {  // zeros from `count` on
   if (count >= LANES) return load(x);
   if (count <= 0) return Lanes{};
   T padded[LANES] = {};
@@ -91,14 +96,14 @@ inline Lanes load(const T* x, int64_t count) {  // zeros from `count` on
   return load(padded);
 }
 
-inline void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof(x)); }
+BATTEN_INLINE void store(float* to, Lanes x) { std::memcpy(to, &x, sizeof(x)); }
 
-inline Bits rounded_bits(Lanes x) {  // to the nearest even bfloat16, in the upper half; keeps NaN
+BATTEN_INLINE Bits rounded_bits(Lanes x) {  // to the nearest even bfloat16, in the upper half; keeps NaN
   const Bits bits = (Bits)x;
   return (bits & 0x7fffffff) > 0x7f800000 ? bits | 0x400000 : bits + 0x7fff + ((bits >> 16) & 1);
 }
 
-inline void store(bfloat16* to, Lanes x) {
+BATTEN_INLINE void store(bfloat16* to, Lanes x) {
 #if defined(__AVX512BF16__)
   const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
 #else
@@ -108,7 +113,7 @@ inline void store(bfloat16* to, Lanes x) {
 }
 
 template <typename T>
-inline void store(T* to, Lanes x, int64_t count) {
+BATTEN_INLINE void store(T* to, Lanes x, int64_t count) {
   if (count >= LANES) return store(to, x);
   T padded[LANES];
   store(padded, x);
@@ -121,36 +126,36 @@ struct Wide {
   Lanes first, second;
 };
 
-inline Wide load_wide(const float* x) { return {load(x), load(x + LANES)}; }
+BATTEN_INLINE Wide load_wide(const float* x) { return {load(x), load(x + LANES)}; }
 
-inline Wide load_wide(const bfloat16* x) {
+BATTEN_INLINE Wide load_wide(const bfloat16* x) {
   const Bits bits = (Bits)raw(x);
   return {(Lanes)(bits << 16), (Lanes)(bits & 0xffff0000)};
 }
 
 template <typename T>
-inline Wide load_wide(const T* x, int64_t count) {  // zeros from `count` on
+BATTEN_INLINE Wide load_wide(const T* x, int64_t count) {  // zeros from `count` on
   if (count >= 2 * LANES) return load_wide(x);
   T padded[2 * LANES] = {};
   std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
   return load_wide(padded);
 }
 
-inline Wide in_order_of(float, Wide x) { return x; }
+BATTEN_INLINE Wide in_order_of(float, Wide x) { return x; }
 
-inline Wide in_order_of(bfloat16, Wide x) {
+BATTEN_INLINE Wide in_order_of(bfloat16, Wide x) {
   return {__builtin_shufflevector(x.first, x.second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24,
                                   26, 28, 30),
           __builtin_shufflevector(x.first, x.second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25,
                                   27, 29, 31)};
 }
 
-inline void store_wide(float* to, Wide x) {
+BATTEN_INLINE void store_wide(float* to, Wide x) {
   store(to, x.first);
   store(to + LANES, x.second);
 }
 
-inline void store_wide(bfloat16* to, Wide x) {
+BATTEN_INLINE void store_wide(bfloat16* to, Wide x) {
 #if defined(__AVX512BF16__)
   typedef uint16_t Halves __attribute__((vector_size(64)));
   const Halves halves = (Halves)_mm512_cvtne2ps_pbh((__m512)x.second, (__m512)x.first);
@@ -164,7 +169,7 @@ inline void store_wide(bfloat16* to, Wide x) {
 }
 
 template <typename T>
-inline void store_wide(T* to, Wide x, int64_t count) {
+BATTEN_INLINE void store_wide(T* to, Wide x, int64_t count) {
   if (count >= 2 * LANES) return store_wide(to, x);
   T padded[2 * LANES];
   store_wide(padded, x);
@@ -178,7 +183,7 @@ template <>
 constexpr int64_t PER_STEP<bfloat16> = BF16_DOT ? 2 : 1;
 
 template <typename T>
-inline Lanes load_steps(const T* x) {
+BATTEN_INLINE Lanes load_steps(const T* x) {
   if constexpr (PER_STEP<T> == 2) {
     return raw(x);
   } else {
@@ -187,7 +192,7 @@ inline Lanes load_steps(const T* x) {
 }
 
 template <typename T>
-inline Lanes load_steps(const T* x, int64_t count) {  // `count` numbers, then zeros
+BATTEN_INLINE Lanes load_steps(const T* x, int64_t count) {  // `count` numbers, then zeros
   if (count >= LANES * PER_STEP<T>) return load_steps(x);
   T padded[LANES * PER_STEP<T>] = {};
   std::memcpy(padded, x, std::max<int64_t>(count, 0) * sizeof(T));
@@ -196,7 +201,7 @@ inline Lanes load_steps(const T* x, int64_t count) {  // `count` numbers, then z
 
 // Steps that hold as many numbers of type T as `x` has, rounded.
 template <typename T>
-inline Lanes to_steps(const Lanes (&x)[PER_STEP<T>]) {
+BATTEN_INLINE Lanes to_steps(const Lanes (&x)[PER_STEP<T>]) {
 #if defined(__AVX512BF16__)
   if constexpr (PER_STEP<T> == 2) return (Lanes)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
 #endif
@@ -205,7 +210,7 @@ inline Lanes to_steps(const Lanes (&x)[PER_STEP<T>]) {
 
 // Eight steps of each.
 template <typename T>
-inline Lanes load_halves(const T* low, const T* high) {
+BATTEN_INLINE Lanes load_halves(const T* low, const T* high) {
 #define BATTEN_JOIN(a, b) \
   __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
   if constexpr (PER_STEP<T> * sizeof(T) == sizeof(float)) {
@@ -225,7 +230,7 @@ inline Lanes load_halves(const T* low, const T* high) {
 }
 
 template <typename T>
-inline Lanes multiply_add(Lanes a, Lanes b, Lanes sums) {
+BATTEN_INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes sums) {
 #if defined(__AVX512BF16__)
   if constexpr (PER_STEP<T> == 2) {
     return (Lanes)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
@@ -236,27 +241,27 @@ inline Lanes multiply_add(Lanes a, Lanes b, Lanes sums) {
 
 #define BATTEN_PAIR(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 
-inline Lanes low32(Lanes a, Lanes b) {
+BATTEN_INLINE Lanes low32(Lanes a, Lanes b) {
   return BATTEN_PAIR(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
 }
-inline Lanes high32(Lanes a, Lanes b) {
+BATTEN_INLINE Lanes high32(Lanes a, Lanes b) {
   return BATTEN_PAIR(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
 }
-inline Lanes low64(Lanes a, Lanes b) {
+BATTEN_INLINE Lanes low64(Lanes a, Lanes b) {
   return BATTEN_PAIR(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
 }
-inline Lanes high64(Lanes a, Lanes b) {
+BATTEN_INLINE Lanes high64(Lanes a, Lanes b) {
   return BATTEN_PAIR(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
 }
-inline Lanes low128(Lanes a, Lanes b) {  // quarters 0 and 2 of each
+BATTEN_INLINE Lanes low128(Lanes a, Lanes b) {  // quarters 0 and 2 of each
   return BATTEN_PAIR(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
 }
-inline Lanes high128(Lanes a, Lanes b) {  // quarters 1 and 3 of each
+BATTEN_INLINE Lanes high128(Lanes a, Lanes b) {  // quarters 1 and 3 of each
   return BATTEN_PAIR(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
 }
 
 // Lane i of the result is the sum of all lanes of x[i]; all of them are summed in one order.
-inline Lanes sums_of(const Lanes (&x)[16]) {
+BATTEN_INLINE Lanes sums_of(const Lanes (&x)[16]) {
   Lanes quads[4];
   for (int i = 0; i < 4; i++) {
     const Lanes a = low32(x[4 * i], x[4 * i + 1]) + high32(x[4 * i], x[4 * i + 1]);
@@ -268,7 +273,7 @@ inline Lanes sums_of(const Lanes (&x)[16]) {
   return low128(c, d) + high128(c, d);
 }
 
-inline float sum(Lanes x) {
+BATTEN_INLINE float sum(Lanes x) {
   const Lanes a = x + BATTEN_PAIR(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   const Lanes b = a + BATTEN_PAIR(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
   return (b[0] + b[2]) + (b[1] + b[3]);
@@ -276,7 +281,7 @@ inline float sum(Lanes x) {
 
 // Lanes of a where x < y, elsewhere of b. GCC compares what is wider than a register number by
 // number.
-inline Lanes where_less(Lanes x, Lanes y, Lanes a, Lanes b) {
+BATTEN_INLINE Lanes where_less(Lanes x, Lanes y, Lanes a, Lanes b) {
 #if defined(__AVX512F__)
   return x < y ? a : b;
 #else
@@ -295,7 +300,7 @@ inline Lanes where_less(Lanes x, Lanes y, Lanes a, Lanes b) {
 #endif
 }
 
-inline Lanes larger(Lanes a, Lanes b) {  // b where one is no number
+BATTEN_INLINE Lanes larger(Lanes a, Lanes b) {  // b where one is no number
 #if defined(__AVX512F__)
   return (Lanes)_mm512_max_ps((__m512)a, (__m512)b);
 #else
@@ -303,7 +308,7 @@ inline Lanes larger(Lanes a, Lanes b) {  // b where one is no number
 #endif
 }
 
-inline float largest(Lanes x) {
+BATTEN_INLINE float largest(Lanes x) {
   const Lanes a =
       larger(x, BATTEN_PAIR(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
   const Lanes b =
@@ -315,14 +320,14 @@ inline float largest(Lanes x) {
 
 // Each step takes sixteen numbers from i on, the last maybe fewer.
 template <typename Step>
-inline void in_lanes(int64_t begin, int64_t end, Step step) {
+BATTEN_INLINE void in_lanes(int64_t begin, int64_t end, Step step) {
 #pragma GCC unroll 4
   for (; begin + LANES <= end; begin += LANES) step(begin, LANES);
   if (begin < end) step(begin, end - begin);
 }
 
 template <typename T>
-inline Lanes load(const T* x, int64_t count, float rest) {  // `rest` from `count` on
+BATTEN_INLINE Lanes load(const T* x, int64_t count, float rest) {  // `rest` from `count` on
   if (count >= LANES) return load(x);
   float padded[LANES];
   store(padded, load(x, count));
@@ -358,7 +363,7 @@ struct WideSums {
 };
 
 // Bit i says whether a[i] >= b[i].
-inline uint32_t at_least(Lanes a, Lanes b) {
+BATTEN_INLINE uint32_t at_least(Lanes a, Lanes b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
 #elif defined(__AVX__)
@@ -377,7 +382,7 @@ inline uint32_t at_least(Lanes a, Lanes b) {
 
 // Writes the lanes whose bit is set one after another, and maybe others behind them; `to` has room
 // for sixteen. Returns how many were set.
-inline int64_t compress(float* to, Lanes x, uint32_t kept) {
+BATTEN_INLINE int64_t compress(float* to, Lanes x, uint32_t kept) {
 #if defined(__AVX512F__)
   store(to, (Lanes)_mm512_maskz_compress_ps(kept, (__m512)x));
 #else
@@ -387,31 +392,8 @@ inline int64_t compress(float* to, Lanes x, uint32_t kept) {
   return __builtin_popcount(kept);
 }
 
-// to[i * stride] gets lane i of every x: a transposed square of 32-bit numbers.
-inline void store_transposed(const Lanes (&x)[16], float* to, int64_t stride) {
-  Lanes a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = low32(x[i], x[i + 1]);
-    a[i + 1] = high32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {  // b[i + j]: number j of each quarter, of rows i to i + 3
-    b[i] = low64(a[i], a[i + 2]);
-    b[i + 1] = high64(a[i], a[i + 2]);
-    b[i + 2] = low64(a[i + 1], a[i + 3]);
-    b[i + 3] = high64(a[i + 1], a[i + 3]);
-  }
-  for (int j = 0; j < 4; j++) {
-    const Lanes even01 = low128(b[j], b[4 + j]), odd01 = high128(b[j], b[4 + j]);
-    const Lanes even23 = low128(b[8 + j], b[12 + j]), odd23 = high128(b[8 + j], b[12 + j]);
-    store(to + j * stride, low128(even01, even23));
-    store(to + (4 + j) * stride, low128(odd01, odd23));
-    store(to + (8 + j) * stride, high128(even01, even23));
-    store(to + (12 + j) * stride, high128(odd01, odd23));
-  }
-}
-
 // exp(x) for x <= 0; relative error below 2e-7 (Cephes' expf), 0 below -87, NaN stays NaN.
-inline Lanes exp_negative(Lanes x) {
+BATTEN_INLINE Lanes exp_negative(Lanes x) {
   const Lanes lowest = broadcast(-87.0f);
   const Lanes clamped = where_less(x, lowest, lowest, x);
   const Lanes shifted = fma(clamped, broadcast(1.44269504f), broadcast(12582912.0f));
@@ -430,7 +412,7 @@ inline Lanes exp_negative(Lanes x) {
 }
 
 // 2^x for x <= 0; relative error below 2e-7 (Cephes' exp2f), 0 below -126, NaN stays NaN.
-inline Lanes exp2_negative(Lanes x) {
+BATTEN_INLINE Lanes exp2_negative(Lanes x) {
   const Lanes clamped = larger(broadcast(-126.0f), x);
 #if defined(__AVX512F__)
   const Lanes n = (Lanes)_mm512_roundscale_ps((__m512)clamped, 8);  // to the nearest integer
@@ -455,9 +437,9 @@ inline Lanes exp2_negative(Lanes x) {
 #endif
 }
 
-inline float exp2_negative(float x) { return exp2_negative(broadcast(x))[0]; }
+BATTEN_INLINE float exp2_negative(float x) { return exp2_negative(broadcast(x))[0]; }
 
-inline Lanes hyperbolic_tangent(Lanes x) {
+BATTEN_INLINE Lanes hyperbolic_tangent(Lanes x) {
   const Lanes size = x < 0.0f ? -x : x;
   const Lanes e = exp_negative(size * -2.0f);
   const Lanes quotient = (1.0f - e) / (1.0f + e);

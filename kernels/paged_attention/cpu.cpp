@@ -267,7 +267,7 @@ void add_values(const ValueTile<T>& tile, const float* weights, const float* shr
   // A hidden key's weight is 0, but what lies in its place may be anything.
   if (range.from % EACH) {
     add(row(range.from / EACH), range.from / EACH,
-        [](Lanes pairs) { return (Lanes)((Bits)pairs & 0xffff0000); });
+        [](Lanes pairs) BATTEN_ALWAYS { return (Lanes)((Bits)pairs & 0xffff0000); });
   }
   for (int64_t step = (range.from + EACH - 1) / EACH; step < range.to / EACH;) {
     const int64_t left = tile.size - (tile.first + step) % tile.size;
@@ -276,12 +276,12 @@ void add_values(const ValueTile<T>& tile, const float* weights, const float* shr
     Ahead::Share share = ahead.share(LINES, turns, weights);
     for (const int64_t stop = step + share.turns; step < stop; step++, values += tile.stride) {
       Ahead::fetch<LINES>(share);
-      add(values, step, [](Lanes whole) { return whole; });
+      add(values, step, [](Lanes whole) BATTEN_ALWAYS { return whole; });
     }
   }
   if (range.to % EACH) {
     add(row(range.to / EACH), range.to / EACH,
-        [](Lanes pairs) { return (Lanes)((Bits)pairs & 0x0000ffff); });
+        [](Lanes pairs) BATTEN_ALWAYS { return (Lanes)((Bits)pairs & 0x0000ffff); });
   }
   BATTEN_UNROLL
   for (int r = 0; r < COUNT; r++) {

@@ -6,9 +6,9 @@ using namespace batten;
 
 namespace {
 
-inline Lanes rounded(Lanes x, float) { return x; }
+BATTEN_INLINE Lanes rounded(Lanes x, float) { return x; }
 
-inline Lanes rounded(Lanes x, bfloat16) {
+BATTEN_INLINE Lanes rounded(Lanes x, bfloat16) {
   bfloat16 narrow[LANES];
   store(narrow, x);
   return load(narrow);
@@ -37,7 +37,7 @@ void rms_norm(const T* x, const T* weight, T* out, int64_t tokens, int64_t width
   }
 }
 
-inline Lanes silu(Lanes x) {
+BATTEN_INLINE Lanes silu(Lanes x) {
   const Lanes e = exp_negative(x < 0.0f ? x : -x);
   return x * ((x < 0.0f ? e : broadcast(1.0f)) / (1.0f + e));
 }

@@ -70,7 +70,7 @@ Row read(const float* logits, int64_t count, float* maxima) {
   return row;
 }
 
-inline Lanes weigh(Lanes logits, float highest, float factor) {
+BATTEN_INLINE Lanes weigh(Lanes logits, float highest, float factor) {
   return exp2_negative((logits - highest) * factor);
 }
 

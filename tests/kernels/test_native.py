@@ -61,6 +61,26 @@ def test_what_does_not_compile_is_logged_and_done_without(tmp_path, monkeypatch,
     assert "error" in caplog.text
 
 
+@pytest.mark.skipif(native._compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("op", ["kv_write", "lora", "paged_attention", "pointwise", "sample"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("x86-64-v2", marks=pytest.mark.full),
+        "x86-64-v3",
+        pytest.param("x86-64-v4", marks=pytest.mark.full),
+    ],
+)
+def test_lanes_are_never_passed_to_a_call(target, op, tmp_path):
+    """Where they do not fit into a register, each such call would take stack for good."""
+    source, built = Path(native.__file__).parent / op / "cpu.cpp", tmp_path / "kernel.so"
+    flags = [*native.FLAGS, f"-march={target}"]
+    subprocess.run([native._compiler(), *flags, source, "-o", built], check=True)
+    symbols = subprocess.run(["nm", built], check=True, capture_output=True, text=True).stdout
+    assert " T batten_" in symbols
+    assert [line for line in symbols.splitlines() if "Dv16_" in line] == []
+
+
 @pytest.mark.full
 @pytest.mark.skipif(native._compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
