@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worker.engine.compute_threads import wait_politely
+from worker.settings import logical_cores, physical_cores
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run(benchmark: Benchmark) -> str:
     load, begin = os.getloadavg()[0], time.monotonic()
     print(f"\n{benchmark.name} {' '.join(benchmark.arguments)}", flush=True)
     environment = dict(os.environ)
-    wait_politely(environment)
+    wait_politely(physical_cores(), logical_cores(), environment)
     status = subprocess.run(benchmark.command, env=environment, check=False).returncode
     end = "done" if status == 0 else f"FAILED (status {status})"
     return f"{benchmark.name:<24}{end} in {time.monotonic() - begin:.0f} s, load average {load:.1f}"

@@ -16,7 +16,13 @@ from worker.runtime.generate import generate
 from worker.runtime.options import engine_options
 from worker.runtime.plan import plan
 from worker.runtime.verify import verify
-from worker.settings import WorkerSettings, model_name_of, unique_name
+from worker.settings import (
+    WorkerSettings,
+    logical_cores,
+    model_name_of,
+    physical_cores,
+    unique_name,
+)
 
 DATA = Path("~/.local/share/batten")
 
@@ -119,7 +125,7 @@ DATA = Path("~/.local/share/batten")
 @click.pass_context
 def main(ctx: click.Context, /, data: Path, name: str | None, **options: Any) -> None:
     """Run one engine: it takes work from the queue in Redis and answers into it."""
-    wait_politely()
+    wait_politely(options["threads"] or physical_cores(), logical_cores())
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
         return

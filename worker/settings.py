@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -94,11 +95,18 @@ def parse_bytes(text: str) -> int:
 
 def physical_cores() -> int:
     """Cores this process may run on, hyper-threads counted once where the kernel tells."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if allowed is None:
-        return os.cpu_count() or 1
-    siblings = {_siblings(cpu) for cpu in allowed}
-    return max(1, len(siblings))
+    return max(1, len({_siblings(cpu) for cpu in _allowed()}))
+
+
+def logical_cores() -> int:
+    """The same, every hyper-thread counted."""
+    return len(_allowed())
+
+
+def _allowed() -> Collection[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 def _siblings(cpu: int) -> str:

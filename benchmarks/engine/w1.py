@@ -11,7 +11,7 @@ submitted at once, greedy, end of sequence ignored. Every round begins with an e
 tells how far it is on standard error, and is broken off after `--limit` seconds: its rate is then
 that of what was done, and it says so.
 `--schedule-only` computes nothing: steps, prefix hits and waste are the same, whatever the machine.
-Set GOMP_SPINCOUNT=3000, as workers do (`worker.engine.compute_threads`).
+Set GOMP_SPINCOUNT as workers do (`worker.engine.compute_threads`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute threads spin shortly unless told otherwise, and only one thread keeps a team."""
+"""Compute threads spin where there is room for it, and only one thread keeps a team."""
 
 import subprocess
 import sys
@@ -28,16 +28,17 @@ print(threads() - before)
 """
 
 
-def test_threads_spin_shortly():
+@pytest.mark.parametrize(("threads", "cores", "spins"), [(2, 4, SPINS), (4, 4, 0), (8, 4, 0)])
+def test_threads_spin_where_they_leave_a_core_free(threads, cores, spins):
     environ = {}
-    wait_politely(environ)
-    assert environ == {"GOMP_SPINCOUNT": str(SPINS)}
+    wait_politely(threads, cores, environ)
+    assert environ == {"GOMP_SPINCOUNT": str(spins)}
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
 def test_what_the_operator_has_set_stays(name):
     environ = {name: "own"}
-    wait_politely(environ)
+    wait_politely(1, 4, environ)
     assert environ == {name: "own"}
 
 

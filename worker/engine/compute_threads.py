@@ -16,15 +16,17 @@ SPINS = 3000
 """Of the runtime's loop, some 30 microseconds: what lies between most of a step's products."""
 
 
-def wait_politely(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let idle compute threads spin shortly, then sleep. Call before torch is imported.
+def wait_politely(threads: int, cores: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """How idle ones of `threads` compute threads wait on `cores` cores. Call before torch is
+    imported.
 
-    A step has hundreds of products that take as long as it takes to wake a thread. But a worker
-    shares its cores with the rest of the stack, and a thread that spins long keeps its core from
-    the very thread it waits for. What the operator has set stays.
+    A step has hundreds of products that take as long as it takes to wake a thread, so they spin
+    shortly before they sleep; but only where they leave a core to the rest of the stack. Elsewhere
+    a thread that spins keeps its core from the very thread it waits for. What the operator has
+    set stays.
     """
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        environ["GOMP_SPINCOUNT"] = str(SPINS)
+        environ["GOMP_SPINCOUNT"] = str(SPINS if threads < cores else 0)
 
 
 def in_passing(function: Callable[[], T]) -> T:
