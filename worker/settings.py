@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,13 +95,23 @@ def parse_bytes(text: str) -> int:
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, hyper-threads counted once where the kernel tells."""
-    return max(1, len({_siblings(cpu) for cpu in _allowed()}))
+    """Cores this process may use, hyper-threads counted once where the kernel tells."""
+    return max(1, min(len({_siblings(cpu) for cpu in _allowed()}), group_cores()))
 
 
 def logical_cores() -> int:
     """The same, every hyper-thread counted."""
-    return len(_allowed())
+    return max(1, min(len(_allowed()), group_cores()))
+
+
+def group_cores(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that a container's quota of CPU time (cgroup v2) comes to, whole ones; without a
+    quota more than any machine has."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except OSError:
+        return sys.maxsize
+    return sys.maxsize if quota == "max" else max(1, int(quota) // int(period))
 
 
 def _allowed() -> Collection[int]:
