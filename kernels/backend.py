@@ -12,13 +12,6 @@ import functools
 import importlib.util
 import os
 
-from torch import Tensor
-
-
-def uses_triton(tensor: Tensor) -> bool:
-    """Whether ops on `tensor` run in Triton."""
-    return triton_serves(tensor.device.type)
-
 
 def triton_serves(device: str) -> bool:
     """Whether ops on this type of device run in Triton. PyTorch calls HIP devices "cuda" too."""
