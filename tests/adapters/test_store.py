@@ -93,6 +93,23 @@ def test_a_folder_is_checked_once_in_each_process(bucket, tmp_path, monkeypatch)
         assert checked == [digest] * processes
 
 
+def test_a_folder_that_another_process_removes_is_fetched_anew(
+    bucket, store, tmp_path, monkeypatch
+):
+    digest = publish(bucket)
+    store.fetch(digest)
+    check = store_module._check
+
+    def trimmed(folder, digest):
+        if folder.parent == tmp_path / "cache":
+            shutil.rmtree(folder)
+        check(folder, digest)
+
+    monkeypatch.setattr(store_module, "_check", trimmed)
+    other = AdapterStore(open_store(f"file://{bucket}"), tmp_path / "cache")
+    assert peft.WEIGHTS_FILE in os.listdir(other.fetch(digest))
+
+
 def test_a_damaged_folder_is_not_served_while_the_store_is_away(bucket, store):
     digest = publish(bucket)
     spoil(store.fetch(digest))

@@ -6,6 +6,7 @@ adapters/{digest}/adapter_model.safetensors
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -85,7 +86,11 @@ class AdapterStore:
         return True
 
     def _remove(self, folder: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".damaged-", dir=self._cache_dir) as parent:
+        """Which another process may have done meanwhile."""
+        with (
+            tempfile.TemporaryDirectory(prefix=".damaged-", dir=self._cache_dir) as parent,
+            contextlib.suppress(FileNotFoundError),
+        ):
             folder.rename(Path(parent) / folder.name)
 
     def _download(self, digest: str, folder: Path) -> None:
