@@ -1,24 +1,31 @@
-"""What waits to be sent, and how endpoints are: of the whole deployment, for operators."""
+"""What waits to be sent, and how endpoints are: of the whole deployment, for operators.
+
+A dead receiver's deliveries wait for days, and whoever asks must not count millions of them. So no
+more than the oldest `COUNTED` are counted; since when the first one is due is found by one probe of
+an index for each endpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import Subquery, case, func, or_, select
 
 from gateway.kit.database import ReadSession
 from gateway.models import WebhookDelivery, WebhookEndpoint
+from gateway.webhooks.claims import due_endpoints
 from gateway.webhooks.repository import IS_REGISTERED, PENDING
 
 PENDING_STATES = ("due", "waiting", "held")
+COUNTED = 50_000
 ENDPOINT_STATES = ("healthy", "failing", "paused", "disabled")
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Counts by state, every state named; how long the first delivery that is due has been so."""
+    """Counts by state, every state named, of `pending` at most `COUNTED` in all; how long the first
+    delivery that is due has been so."""
 
     pending: Mapping[str, int]
     endpoints: Mapping[str, int]
@@ -26,35 +33,44 @@ class Backlog:
 
 
 async def read_backlog(session: ReadSession, now: int) -> Backlog:
-    paused = WebhookEndpoint.paused_until > now
-    held = or_(WebhookEndpoint.disabled_at.is_not(None), paused)
-    delivery = case(
-        (held, "held"), (WebhookDelivery.next_attempt_at <= now, "due"), else_="waiting"
+    due = await due_endpoints(session, now)
+    first = min((each.due_at for each in due), default=now)
+    return Backlog(
+        await _pending(session, now), await _endpoints(session, now), (now - first) / 1000
     )
-    pending = (
-        select(delivery.label("shown"), func.count(), func.min(WebhookDelivery.next_attempt_at))
+
+
+async def _pending(session: ReadSession, now: int) -> Mapping[str, int]:
+    held = or_(WebhookEndpoint.disabled_at.is_not(None), WebhookEndpoint.paused_until > now)
+    is_due = WebhookDelivery.next_attempt_at <= now
+    oldest = (
+        select(case((held, "held"), (is_due, "due"), else_="waiting").label("shown"))
         .join(WebhookEndpoint, WebhookEndpoint.id == WebhookDelivery.endpoint_id)
         .where(WebhookDelivery.state == PENDING)
-        .group_by("shown")
+        .order_by(WebhookDelivery.expires_at)
+        .limit(COUNTED)
+        .subquery()
     )
-    found = {row[0]: (row[1], row[2]) for row in await session.execute(pending)}
-    endpoint = case(
+    return await _counts(session, oldest, PENDING_STATES)
+
+
+async def _endpoints(session: ReadSession, now: int) -> Mapping[str, int]:
+    state = case(
         (WebhookEndpoint.disabled_at.is_not(None), "disabled"),
-        (paused, "paused"),
+        (WebhookEndpoint.paused_until > now, "paused"),
         (WebhookEndpoint.failures > 0, "failing"),
         else_="healthy",
     )
-    _, first = found.get("due", (0, now))
-    return Backlog(
-        {state: found.get(state, (0, 0))[0] for state in PENDING_STATES},
-        await _endpoints(session, endpoint),
-        (now - first) / 1000,
+    registered = (
+        select(state.label("shown"))
+        .where(IS_REGISTERED, WebhookEndpoint.deleted_at.is_(None))
+        .subquery()
     )
+    return await _counts(session, registered, ENDPOINT_STATES)
 
 
-async def _endpoints(session: ReadSession, state: ColumnElement[Any]) -> Mapping[str, int]:
-    rows = select(state.label("shown"), func.count()).where(
-        IS_REGISTERED, WebhookEndpoint.deleted_at.is_(None)
-    )
-    found = {row[0]: row[1] for row in await session.execute(rows.group_by("shown"))}
-    return {each: found.get(each, 0) for each in ENDPOINT_STATES}
+async def _counts(session: ReadSession, rows: Subquery, states: Sequence[str]) -> Mapping[str, int]:
+    """Of `rows` by their `shown`."""
+    counted = select(rows.c.shown, func.count()).group_by(rows.c.shown)
+    found = {row[0]: row[1] for row in await session.execute(counted)}
+    return {each: found.get(each, 0) for each in states}

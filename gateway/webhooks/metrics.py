@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.kit.statistics import Counts, add_histogram, count_seconds
 from gateway.models import WebhookDelivery
-from gateway.webhooks.backlog import Backlog
+from gateway.webhooks.backlog import COUNTED, Backlog
 from gateway.webhooks.outcomes import Attempted
 from gateway.webhooks.sending import ERRORS, Outcome
 
@@ -68,7 +68,7 @@ def families(counts: Mapping[str, float], backlog: Backlog) -> Iterator[Any]:
     yield _gauge(
         "batten_webhook_pending",
         "Deliveries on their way: due now, waiting for their next attempt, or held back as their "
-        "endpoint is paused or disabled",
+        f"endpoint is paused or disabled; no more than the {COUNTED:,} oldest are counted",
         backlog.pending,
     )
     yield _gauge(

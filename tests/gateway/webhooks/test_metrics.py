@@ -10,6 +10,7 @@ from sqlalchemy import select, update
 
 from gateway.kit.clock import now_ms
 from gateway.models import WebhookDelivery, WebhookEndpoint
+from gateway.webhooks import backlog
 from gateway.webhooks.metrics import RESULTS
 from gateway.webhooks.upkeep import keep_webhooks
 from tests.gateway.test_ops import value
@@ -104,6 +105,21 @@ async def test_what_waits_and_since_when(
     await hooks.client.delete(f"/v1/webhook_endpoints/{down['id']}")
     text = await scrape(http)
     assert (pending(text), endpoints(text)) == ({}, {})
+
+
+async def test_a_scrape_counts_no_more_than_the_oldest(
+    hooks: Hooks, receiver: Receiver, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "COUNTED", 2)
+    await hooks.add(receiver.url())
+    *_, newest = [await hooks.tell() for _ in range(3)]
+    async with hooks.database.write() as session:
+        late = {"next_attempt_at": now_ms() - 90_000, "expires_at": now_ms() + 10**9}
+        of_newest = WebhookDelivery.event_id == newest
+        await session.execute(update(WebhookDelivery).where(of_newest).values(**late))
+    text = await scrape(http)
+    assert pending(text) == {"due": 2}
+    assert value(text, "batten_webhook_overdue_seconds") >= 90
 
 
 async def test_deliveries_that_run_out_of_time_have_failed(
