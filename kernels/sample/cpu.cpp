@@ -270,9 +270,14 @@ int64_t sample(const Row& row, const Filters& filters, double uniform, Scratch& 
   return kept.token(pick(kept.count, uniform, sums, kept_weights));
 }
 
+// In this order the highest, however large, takes no digits from the total.
+inline float logprob(const Row& row, double logit, double log_total) {
+  return float(logit - row.highest - log_total);
+}
+
 // The largest log-probabilities in descending order, of equal ones the first token first; NaN of
 // the first tokens in a broken row.
-void rank(const Row& row, double shift, int64_t count, Scratch& scratch, float* logprobs,
+void rank(const Row& row, double log_total, int64_t count, Scratch& scratch, float* logprobs,
           int64_t* tokens) {
   if (!std::isfinite(row.highest)) {
     std::fill(logprobs, logprobs + count, std::numeric_limits<float>::quiet_NaN());
@@ -283,7 +288,7 @@ void rank(const Row& row, double shift, int64_t count, Scratch& scratch, float* 
   for (int64_t i = 0; i < found.count; i++) order[i] = {-found.values[i], found.token(i)};
   std::partial_sort(order.begin(), order.begin() + count, order.end());
   for (int64_t i = 0; i < count; i++) {
-    logprobs[i] = float(-order[i].first - shift);
+    logprobs[i] = logprob(row, -order[i].first, log_total);
     tokens[i] = order[i].second;
   }
 }
@@ -322,9 +327,9 @@ extern "C" void batten_logprobs(const float* logits, const int64_t* rows, const 
         return weigh(load(row.logits + at, left, -INF), row.highest, LOG2_E);
       };
       const double total = sum_chunks(vocabulary, scratch.sums.data(), weights);
-      const double shift = row.highest + std::log(total);
-      chosen[i] = float(row.logits[tokens[i]] - shift);
-      rank(row, shift, top_count, scratch, top + i * top_count, top_tokens + i * top_count);
+      const double log_total = std::log(total);
+      chosen[i] = logprob(row, row.logits[tokens[i]], log_total);
+      rank(row, log_total, top_count, scratch, top + i * top_count, top_tokens + i * top_count);
     }
   }
 }

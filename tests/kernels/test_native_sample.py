@@ -291,6 +291,16 @@ def test_log_probabilities_are_right_to_the_last_digits(op, vocabulary):
     assert op.logprobs(logits, rows, tokens, 0).top.shape == (3, 0)
 
 
+@pytest.mark.parametrize("op", [cpu, reference])
+@pytest.mark.parametrize("far", [-3e38, -1e30, 1e12, 3e38])
+def test_log_probabilities_of_logits_far_from_zero_keep_their_digits(far, op):
+    logits = torch.full((1, 1500), far)
+    logits[0, ::3] = -torch.inf
+    found = op.logprobs(logits, [0], [1], 9)
+    for tensor in (found.chosen, found.top):
+        torch.testing.assert_close(tensor, torch.full_like(tensor, -math.log(1000)))
+
+
 def test_of_equal_log_probabilities_the_first_token_comes_first():
     logits = torch.zeros(1, 3000)
     logits[0, 5:2500:7] = 3.0
