@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from worker.engine.compute_threads import SPINS, wait_politely
+from worker.engine.compute_threads import SPINS, in_passing, wait_politely
 
 TEAMS = """
 import os, time
@@ -25,6 +25,22 @@ time.sleep(0.2)  # the runtime ends them without waiting
 print(threads() - before)
 multiply()
 print(threads() - before)
+"""
+
+INTERRUPTED = """
+import signal, threading
+from worker.engine.compute_threads import in_passing
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def hang():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    threading.Event().wait()
+
+try:
+    in_passing(hang)
+except KeyboardInterrupt:
+    print("interrupted")
 """
 
 
@@ -48,3 +64,18 @@ def test_what_computes_in_passing_leaves_no_team():
         [sys.executable, "-c", TEAMS], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.stdout.split() == ["0", "2"], done.stderr
+
+
+def test_what_computes_in_passing_gives_its_result_or_raises():
+    assert in_passing(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        in_passing(lambda: 1 // 0)
+    with pytest.raises(SystemExit):
+        in_passing(sys.exit)
+
+
+def test_an_interrupt_does_not_wait_for_what_computes_in_passing():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,7 +36,21 @@ def in_passing(function: Callable[[], T]) -> T:
     Every thread that computes gets a team of compute threads, as large as the engine's, which
     lives as long as the thread does. Where that makes more threads than cores, GNU's OpenMP
     runtime lets no thread of the process spin any more. So whatever computes beside the engine
-    does so in passing.
+    does so in passing. Raises what `function` raises, and RuntimeError where there can be no more
+    threads. An interrupt doesn't wait for `function`, nor does the process's end after it.
     """
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(function).result()
+    outcome: Future[T] = Future()
+    thread = Thread(target=_settle, args=(outcome, function), daemon=True)
+    thread.start()
+    try:
+        return outcome.result()
+    finally:
+        if outcome.done():
+            thread.join()
+
+
+def _settle(outcome: Future[T], function: Callable[[], T]) -> None:
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # the thread's edge: it is raised where the result is awaited
+        outcome.set_exception(error)
