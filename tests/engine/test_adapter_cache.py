@@ -1,12 +1,15 @@
 """Rank rows, pins, eviction, host memory, and failures of loading."""
 
+import gc
 import threading
+import weakref
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from worker.adapters.loader import ExtraTensors
+from worker.engine import adapter_cache
 from worker.engine.adapter_cache import MOST_TOLD, AdapterCache
 from worker.engine.batch import AdapterLoadError
 from worker.engine.lora import LoraLinear
@@ -247,6 +250,42 @@ def test_an_unknown_fault_fails_its_adapter_only(make):
     assert error.code == "adapter_unavailable"
     assert "ZeroDivisionError" in str(error)
     f.load(B)
+
+
+@pytest.mark.parametrize("spared", [0, 1])
+def test_an_adapter_is_loaded_once_there_can_be_threads_again(make, monkeypatch, spared):
+    """`spared`: how many of those that a load takes can still be started."""
+    started = []
+
+    def in_passing(function):
+        started.append(function)
+        if spared < len(started) <= 2:
+            raise RuntimeError("can't start new thread")
+        return function()
+
+    monkeypatch.setattr(adapter_cache, "in_passing", in_passing)
+    f = make(retry_after=30.0)
+    while len(started) < 2:
+        assert "can't start new thread" in str(f.fail(A))
+        assert f.cache.free_rank() == 8
+        f.clock.now += 31.0
+    f.load(A)
+
+
+def test_nothing_keeps_the_weights_of_an_adapter_that_cannot_serve(make):
+    f = make()
+    made = []
+
+    def source(ref):
+        weights = Weights(torch.ones(ref.rank, 3), torch.full((5, ref.rank), torch.nan))
+        made.append(weakref.ref(weights))
+        return Adapter({"first": weights}, ref.rank, {})
+
+    f.cache._source = source
+    assert f.fail(A).code == "adapter_invalid"
+    f.cache.close()
+    gc.collect()
+    assert [weights() for weights in made] == [None]
 
 
 def test_a_rank_that_is_not_the_registered_one_is_invalid(make):

@@ -25,6 +25,7 @@ from worker.engine.host_adapters import HostAdapters
 from worker.engine.metrics import AdapterCounts
 from worker.engine.rank_pool import LoadedAdapter, RankPool
 from worker.engine.rank_rows import RankRows
+from worker.protocol.errors import AdapterErrorCode
 from worker.protocol.types import AdapterRef
 
 MOST_TOLD = 128
@@ -48,7 +49,8 @@ class _Resident:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    error: AdapterLoadError
+    code: AdapterErrorCode  # the error itself would keep what was loaded alive
+    message: str
     until: float | None  # monotonic seconds; None: for good
     is_told: bool = True  # else those who want it wait, for the store to answer again
 
@@ -201,7 +203,7 @@ class AdapterCache:
             return
         if not failure.is_told:
             return
-        raise AdapterLoadError(failure.error.code, str(failure.error)) from failure.error
+        raise AdapterLoadError(failure.code, failure.message)
 
     def _make_room(self, rank: int, extra: int) -> bool:
         """Evict until `rank` rows and `extra` bytes are free; nothing if they can't be."""
@@ -227,15 +229,13 @@ class AdapterCache:
             read = Future()
             read.set_result(held)
         else:
-            read = self._reading[adapter.digest] = self._readers.submit(
-                in_passing, partial(self._read, adapter)
-            )
+            read = self._reading[adapter.digest] = self._readers.submit(self._read, adapter)
         return read
 
     def _read(self, adapter: AdapterRef) -> LoadedAdapter:
         loaded = None
         try:
-            loaded = self._source(adapter)
+            loaded = in_passing(partial(self._source, adapter))
             if loaded.rank > adapter.rank:
                 message = f"rank {loaded.rank}, registered with {adapter.rank}"
                 raise AdapterLoadError("adapter_invalid", message)
@@ -247,16 +247,13 @@ class AdapterCache:
                     self._host.put(adapter.digest, loaded)
 
     def _write_soon(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
-        self._writer.submit(in_passing, partial(self._write, adapter, read))
+        self._writer.submit(self._write, adapter, read)
 
     def _write(self, adapter: AdapterRef, read: Future[LoadedAdapter]) -> None:
         try:
             loaded = read.result()
             if self._reserve(adapter, self._pool.extra_bytes(loaded)):
-                rows = self._resident[adapter.digest].rows
-                self._pool.write(rows, loaded)
-                self._pool.probe(rows, loaded, again=adapter.digest in self._probed)
-                self._probed.add(adapter.digest)
+                in_passing(partial(self._put, adapter, loaded))
                 self._loaded(adapter, loaded)
         except AdapterLoadError as error:
             self._fail(adapter, error)
@@ -264,6 +261,12 @@ class AdapterCache:
             message = f"{type(error).__name__}: {error}"
             self._fail(adapter, AdapterLoadError("adapter_unavailable", message))
         self._on_change()
+
+    def _put(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
+        rows = self._resident[adapter.digest].rows
+        self._pool.write(rows, loaded)
+        self._pool.probe(rows, loaded, again=adapter.digest in self._probed)
+        self._probed.add(adapter.digest)
 
     def _loaded(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         with self._lock:
@@ -303,12 +306,13 @@ class AdapterCache:
         retried = error.code != "adapter_invalid"
         now = self._clock()
         with self._lock:
-            if self._keeps_waiting(adapter, error, now):
-                failure = _Failure(error, now + self._away_seconds, is_told=False)
-            else:
+            waits = self._keeps_waiting(adapter, error, now)
+            if not waits:
                 self._away_since.pop(adapter.digest, None)
-                failure = _Failure(error, now + self._retry_after if retried else None)
-            self._failures[adapter.digest] = failure
+            pause = self._away_seconds if waits else self._retry_after
+            self._failures[adapter.digest] = _Failure(
+                error.code, str(error), now + pause if retried else None, is_told=not waits
+            )
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
             self._drop(adapter.digest)
             if not retried:
