@@ -100,10 +100,15 @@ class Idempotency:
         row.status, row.response = status, body
         return Recalled(status, body)
 
-    async def release(self, session: WriteSession) -> None:
-        """What the key stands for came to nothing: the same call may be made again."""
-        if self.key is not None:
-            await session.execute(delete(IdempotencyKey).where(*self._is_ours()))
+    async def release(self, session: WriteSession, body: Body) -> None:
+        """The answer `body` came to nothing: the same call may be made again. Where that has
+        happened already, its key stays."""
+        if self.key is None:
+            return
+        rows = select(IdempotencyKey).where(*self._is_ours()).with_for_update()
+        row = await session.scalar(rows)
+        if row is not None and row.response == body:
+            await session.delete(row)
 
     async def _claim(self, session: WriteSession, fingerprint: str) -> bool:
         statement = (
@@ -143,7 +148,7 @@ async def current_idempotency(
     principal: CurrentPrincipal,
     idempotency_key: IdempotencyHeader = None,
 ) -> Idempotency:
-    return Idempotency(principal.tenant_id, request.url.path, idempotency_key)
+    return Idempotency(principal.tenant_id, _path(request), idempotency_key)
 
 
 async def operator_idempotency(
@@ -151,7 +156,12 @@ async def operator_idempotency(
     operator: AdminPrincipal,
     idempotency_key: IdempotencyHeader = None,
 ) -> Idempotency:
-    return Idempotency(OPERATORS, request.url.path, idempotency_key)
+    return Idempotency(OPERATORS, _path(request), idempotency_key)
+
+
+def _path(request: Request) -> str:
+    """A path's digest: of any length and all of its characters, it fits into an index."""
+    return fingerprint(request.url.path)
 
 
 CurrentIdempotency = Annotated[Idempotency, Depends(current_idempotency)]

@@ -132,7 +132,7 @@ async def _store(context: Context, caller: Caller, row: Request) -> tuple[Reques
             JobRepository(session, caller.principal.scope).add(row)
             await session.flush()
             await reserve(session, row.tenant_id, row.reserved_nano)
-            return {"request_id": row.id}
+            return _kept(row)
 
         recalled = await caller.idempotency.recall(session, caller.fingerprint, create)
         if not recalled.replayed:
@@ -140,10 +140,16 @@ async def _store(context: Context, caller: Caller, row: Request) -> tuple[Reques
         return await _submitted(session, caller, recalled), True
 
 
+def _kept(row: Request) -> dict[str, Any]:
+    """For an Idempotency-Key, in place of an answer."""
+    return {"request_id": row.id}
+
+
 async def _release_key(context: Context, call: Call) -> None:
-    if call.caller.idempotency.key is not None and not call.replayed:
+    """Also of an earlier call: the process that served it may have died."""
+    if call.caller.idempotency.key is not None:
         async with context.database.write() as session:
-            await call.caller.idempotency.release(session)
+            await call.caller.idempotency.release(session, _kept(call.row))
 
 
 async def _require_worker(context: Context, target: Target) -> None:

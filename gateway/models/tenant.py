@@ -37,7 +37,7 @@ class ApiKey(Base):
 
 class IdempotencyKey(Base):
     """The first answer to a POST, given again to the same key and body. `owner` is a tenant's id,
-    or stands for the operators. `response` holds no secret."""
+    or stands for the operators. `path` is its digest. `response` holds no secret."""
 
     __tablename__ = "idempotency_keys"
 

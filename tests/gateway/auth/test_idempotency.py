@@ -54,6 +54,15 @@ async def test_a_failed_call_leaves_the_key_free(database: Database, tenant) -> 
     assert (await call(database, tenant, "a"))[0] == 1
 
 
+async def test_a_key_is_released_by_whom_it_stands_for_alone(database: Database, tenant) -> None:
+    await call(database, tenant, "a")
+    idempotency = Idempotency(tenant.tenant_id, "/v1/things", "k")
+    for body, made in (({"made": "an earlier one"}, 0), ({"made": "a"}, 1)):
+        async with database.write() as session:
+            await idempotency.release(session, body)
+        assert (await call(database, tenant, "a"))[0] == made
+
+
 async def test_keys_are_forgotten_after_a_day(database: Database, tenant) -> None:
     await call(database, tenant, "a")
     async with database.write() as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -335,8 +336,7 @@ async def test_a_secret_is_shown_again_and_stored_nowhere(
 ) -> None:
     call = await CALLS[path](world)
     url = path.format_map(call.parameters)
-    secrets = {(await send(world, url, call.body)).json()[name] for _ in range(2)}
-    [secret] = secrets
+    [secret] = {(await send(world, url, call.body)).json()[name] for _ in range(2)}
     assert len(secret) > 40
     assert secret not in str(await contents(world))
     assert secret.partition("_")[2] not in str(await contents(world))
@@ -374,6 +374,17 @@ async def test_operators_share_their_keys_and_tenants_do_not_see_them(
     theirs = {"Idempotency-Key": "k"}
     refused = await world.client.post("/v1/admin/tenants", json={"name": "one"}, headers=theirs)
     assert refused.status_code == 403
+
+
+@pytest.mark.parametrize("name", [secrets.token_urlsafe(6000), "a%00b", "%F0%9F%98%80", "a//b"])
+async def test_a_key_changes_no_answer_to_an_odd_path(world: World, name: str) -> None:
+    """Whose characters a database may refuse, or whose length an index."""
+    for client, base in ((world.client, "/v1/adapters"), (world.admin, "/v1/admin/adapters")):
+        path = f"{base}/{name}/promote"
+        wanted = await client.post(path, json={"revision": 1})
+        answer = await send(world, path, {"revision": 1})
+        assert wanted.status_code in {400, 404}
+        assert (answer.status_code, answer.json()) == (wanted.status_code, wanted.json())
 
 
 @pytest.mark.parametrize("path", ["/v1/adapters/x/rollback", "/v1/jobs"])

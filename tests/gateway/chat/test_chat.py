@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from sqlalchemy import func, select
 
+from gateway.jobs.service import EXPIRED, end_early
 from gateway.models import Request, UsageRecord
 from tests.gateway.test_isolation import add_adapter
 from worker.protocol.messages import Finished
@@ -251,6 +252,30 @@ async def test_a_call_that_came_to_nothing_leaves_its_key_free(
             await create()
     async with answered_by(deployment, "later"):
         assert (await create()).choices[0].text == "later"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_is_free_again_when_the_process_that_served_its_call_died(
+    openai_client: AsyncOpenAI, deployment: Any, worker: None, stream: bool
+) -> None:
+    async def create() -> Any:
+        headers = {"Idempotency-Key": "k"}
+        return await openai_client.completions.create(
+            model="tiny", prompt="Hi", stream=stream, extra_headers=headers
+        )
+
+    serving = asyncio.create_task(create())
+    lease = await claim_one(deployment)
+    serving.cancel()
+    await asyncio.wait({serving})
+    await end_early(deployment.context, [lease.request.request_id], EXPIRED)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await create()
+    assert caught.value.code == "request_timeout"
+    async with answered_by(deployment, "later"):
+        answer = await create()
+        texts = [chunk.choices[0].text async for chunk in answer] if stream else []
+    assert "".join(texts) or answer.choices[0].text == "later"
 
 
 @pytest.mark.parametrize("stream", [False, True])
