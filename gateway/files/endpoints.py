@@ -7,11 +7,11 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from gateway.auth.dependencies import CurrentPrincipal
-from gateway.auth.idempotency import CurrentIdempotency, fingerprint
+from gateway.auth.idempotency import CurrentIdempotency
 from gateway.files import service
 from gateway.files.repository import FileRepository
 from gateway.files.schemas import FileDeleted, FileObject, show_file
-from gateway.files.upload import Upload, receive_upload
+from gateway.files.upload import receive_upload
 from gateway.kit.dependencies import AppContext
 from gateway.kit.pagination import ListObject, PageRequest, list_object, paging
 from gateway.kit.ranges import Unsatisfiable, parse_range
@@ -63,14 +63,10 @@ async def upload_file(
                 kept = True
                 return show_file(file).model_dump()
 
-            return await idempotency.once(session, _fingerprint(upload), create)
+            return await idempotency.once(session, upload.fingerprint, create)
     finally:
         if not kept:
             await delete_blob(context.store, upload.blob.store_key)
-
-
-def _fingerprint(upload: Upload) -> str:
-    return fingerprint(upload.blob.written.sha256, upload.filename, upload.purpose)
 
 
 @router.get("")

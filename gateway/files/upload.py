@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from gateway.auth.idempotency import fingerprint
 from gateway.errors import BadRequest, PayloadTooLarge
 from gateway.files.service import StoredBlob, store_blob
 from gateway.kit.clock import now_ms
@@ -24,8 +25,17 @@ class Upload:
 
     filename: str
     purpose: str
-    expires_at: int
+    lifetime_ms: int
     blob: StoredBlob
+
+    @property
+    def expires_at(self) -> int:
+        return now_ms() + self.lifetime_ms
+
+    @property
+    def fingerprint(self) -> str:
+        lifetime = str(self.lifetime_ms)
+        return fingerprint(self.blob.written.sha256, self.filename, self.purpose, lifetime)
 
 
 async def receive_upload(context: Context, request: Request) -> Upload:
@@ -85,13 +95,13 @@ def _checked(
     filename, blob = stored
     if blob.written.bytes == 0:
         raise BadRequest("The file is empty.", code="empty_file", param="file")
-    return Upload(filename[:512], fields["purpose"], _expires_at(context, fields), blob)
+    return Upload(filename[:512], fields["purpose"], _lifetime_ms(context, fields), blob)
 
 
-def _expires_at(context: Context, fields: dict[str, str]) -> int:
+def _lifetime_ms(context: Context, fields: dict[str, str]) -> int:
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
-        return now_ms() + context.settings.file_days * _DAY_MS
+        return context.settings.file_days * _DAY_MS
     if anchor != "created_at":
         raise BadRequest(
             "Invalid value for 'expires_after.anchor': use 'created_at'.",
@@ -104,7 +114,7 @@ def _expires_at(context: Context, fields: dict[str, str]) -> int:
             code="invalid_value",
             param="expires_after.seconds",
         )
-    return now_ms() + int(seconds or 0) * 1000
+    return int(seconds or 0) * 1000
 
 
 def _missing(name: str) -> BadRequest:

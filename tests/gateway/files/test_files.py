@@ -251,6 +251,13 @@ async def test_an_idempotency_key_uploads_once(
     with pytest.raises(openai.ConflictError) as conflict:
         await create(file=("a.jsonl", LINES + b"{}"), purpose="batch", extra_headers=key)
     assert conflict.value.code == "idempotency_conflict"
+    with pytest.raises(openai.ConflictError):
+        await create(
+            file=("a.jsonl", LINES),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+            extra_headers=key,
+        )
     assert len(await stored_keys(context)) == 1
 
 
