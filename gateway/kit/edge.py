@@ -89,7 +89,7 @@ class RequestEdge:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return b""
+                raise ClientDisconnect
             body += message.get("body", b"")
             if len(body) > self._body_bytes:
                 raise self._too_large()

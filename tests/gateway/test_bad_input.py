@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from tests.gateway.conftest import ADMIN_KEY
 
@@ -43,6 +44,9 @@ WRONG_BODIES = [
     ("no content type", b"{}", "", 415, "unsupported_content_type"),
     ("charset", b"{}", "application/json; charset=utf-16", 415, "unsupported_charset"),
 ]
+
+
+UPLOADS = {"/v1/files", "/v1/adapters", "/v1/admin/adapters"}
 
 
 def error_of(answer: httpx.Response, what: str) -> dict[str, Any]:
@@ -104,6 +108,39 @@ async def test_bodies_that_are_json_are_read(
 async def test_utf8_may_be_named(client: httpx.AsyncClient, media: str) -> None:
     answer = await client.post("/v1/completions", content=b"{}", headers={"Content-Type": media})
     assert error_of(answer, "")["code"] == "missing_required_parameter"
+
+
+async def test_a_body_that_is_cut_off_is_no_call(
+    app: FastAPI, http: httpx.AsyncClient, tenant: Any
+) -> None:
+    document = (await http.get("/openapi.json")).json()
+    tried = 0
+    for method in ("post", "patch"):
+        for path, _ in operations(document, method):
+            received = [{"type": "http.request", "body": b"{", "more_body": True}]
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"2")]
+            headers += [
+                (name.lower().encode(), value.encode())
+                for name, value in headers_for(path, tenant).items()
+            ]
+            scope = {
+                "type": "http",
+                "method": method.upper(),
+                "path": url_of(path),
+                "query_string": b"",
+                "headers": headers,
+            }
+
+            async def receive(received: list[Any] = received) -> Any:
+                return received.pop() if received else {"type": "http.disconnect"}
+
+            async def send(message: Any, path: str = path) -> None:
+                raise AssertionError(f"{path} answered {message}")
+
+            if path not in UPLOADS:
+                await app(scope, receive, send)
+                tried += 1
+    assert tried > 25
 
 
 async def test_queries(http: httpx.AsyncClient, tenant: Any) -> None:
