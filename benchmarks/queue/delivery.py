@@ -25,11 +25,10 @@ import psutil
 from sqlalchemy import select
 
 from benchmarks.queue import system
-from benchmarks.queue.servers import own_postgres, own_redis
+from benchmarks.queue.servers import own_database, own_redis
 from gateway.adapters.base_models import register_base_model
 from gateway.batches.finaliser import finalize_batch
 from gateway.kit.context import Context, open_context
-from gateway.kit.migrations import migrate
 from gateway.models import Batch
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
@@ -148,9 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
-        sqlite = f"sqlite:///{data / 'batten.db'}"
-        url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
-        migrate(url)
+        url = stack.enter_context(own_database(options.database, data))
         redis_url = stack.enter_context(own_redis())
         print(
             f"{options.database}, {options.lines:,} lines of about {options.bytes} bytes, "

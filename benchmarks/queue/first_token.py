@@ -29,9 +29,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from benchmarks.queue.servers import own_postgres, own_redis
+from benchmarks.queue.servers import own_database, own_redis
 from gateway.kit.context import open_context
-from gateway.kit.migrations import migrate
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
 
@@ -172,9 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
-        sqlite = f"sqlite:///{data / 'batten.db'}"
-        url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
-        migrate(url)
+        url = stack.enter_context(own_database(options.database, data))
         settings = Settings(data=data, database_url=url, redis_url=stack.enter_context(own_redis()))
         key = asyncio.run(make_key(settings))
         running = stack.enter_context(system(settings, options))

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from redis import Redis
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as Unreachable
 from redis.retry import Retry
+
+from gateway.kit.migrations import migrate
 
 START_SECONDS = 30.0
 
@@ -73,6 +75,15 @@ def own_postgres() -> Iterator[str]:
         server.terminate()
         server.wait()
         shutil.rmtree(home)
+
+
+@contextmanager
+def own_database(kind: str, data: Path) -> Iterator[str]:
+    """Empty, its tables made: sqlite in `data`, or postgres."""
+    sqlite = nullcontext(f"sqlite:///{data / 'batten.db'}")
+    with sqlite if kind == "sqlite" else own_postgres() as url:
+        migrate(url)
+        yield url
 
 
 def _postgres_answers(home: Path) -> bool:

@@ -25,10 +25,9 @@ import httpx
 from sqlalchemy import func, select
 
 from benchmarks.queue import system
-from benchmarks.queue.servers import own_postgres, own_redis
+from benchmarks.queue.servers import own_database, own_redis
 from gateway.adapters.base_models import register_base_model
 from gateway.kit.context import Context, open_context
-from gateway.kit.migrations import migrate
 from gateway.models import Batch, UsageRecord
 from gateway.settings import Settings
 from gateway.tenants.service import create_key, create_tenant
@@ -222,9 +221,7 @@ def main() -> None:
     for case in options.case or CASES:
         with ExitStack() as stack:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
-            sqlite = f"sqlite:///{data / 'batten.db'}"
-            url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
-            migrate(url)
+            url = stack.enter_context(own_database(options.database, data))
             settings = Settings(
                 data=data,
                 database_url=url,

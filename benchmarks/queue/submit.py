@@ -18,11 +18,10 @@ from pathlib import Path
 import httpx
 
 from benchmarks.queue import system
-from benchmarks.queue.servers import own_postgres, own_redis
+from benchmarks.queue.servers import own_database, own_redis
 from benchmarks.queue.sharing import Customer, customer, free_port, quantile
 from gateway.adapters.base_models import register_base_model
 from gateway.kit.context import open_context
-from gateway.kit.migrations import migrate
 from gateway.settings import Settings
 
 BODY = {"model": "null", "prompt": "The kettle arrived broken.", "max_tokens": 16}
@@ -88,9 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
-        sqlite = f"sqlite:///{data / 'batten.db'}"
-        url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
-        migrate(url)
+        url = stack.enter_context(own_database(options.database, data))
         print(f"{options.database}; load average {os.getloadavg()[0]:.1f}")
         settings = Settings(
             data=data,

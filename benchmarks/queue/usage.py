@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from benchmarks.queue.servers import own_postgres
+from benchmarks.queue.servers import own_database
 from gateway.auth.scope import scope_for_background
 from gateway.billing.booking import HOUR_MS, book
 from gateway.billing.invoice_repository import InvoiceRepository
@@ -30,7 +30,6 @@ from gateway.billing.invoices import draft
 from gateway.kit.clock import now_ms
 from gateway.kit.database import Database, WriteSession
 from gateway.kit.ids import new_id
-from gateway.kit.migrations import migrate
 from gateway.kit.months import end_of, month_of, months_later, start_of
 from gateway.kit.sql import insert_new
 from gateway.models import UsageRecord
@@ -166,9 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batten-bench-")))
-        sqlite = f"sqlite:///{data / 'batten.db'}"
-        url = sqlite if options.database == "sqlite" else stack.enter_context(own_postgres())
-        migrate(url)
+        url = stack.enter_context(own_database(options.database, data))
         print(f"{options.database}; load average {os.getloadavg()[0]:.1f}")
         asyncio.run(measure(options, url))
 

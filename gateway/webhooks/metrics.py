@@ -42,22 +42,18 @@ def given_up(deliveries: int) -> Counts:
 
 
 def families(counts: Mapping[str, float], backlog: Backlog) -> Iterator[Any]:
-    attempts = CounterMetricFamily(
+    yield _counter(
         "batten_webhook_attempts",
         "Attempts to deliver a webhook, by the receiver's status or what went wrong",
-        labels=["result"],
+        "result",
+        {each: counts.get(f"{_ATTEMPT}:{each}", 0.0) for each in RESULTS},
     )
-    for result in RESULTS:
-        attempts.add_metric([result], counts.get(f"{_ATTEMPT}:{result}", 0.0))
-    yield attempts
-    deliveries = CounterMetricFamily(
+    yield _counter(
         "batten_webhook_deliveries",
         "Deliveries that ended: delivered, or failed for good",
-        labels=["state"],
+        "state",
+        {each: counts.get(f"{_DELIVERY}:{each}", 0.0) for each in ENDS},
     )
-    for state in ENDS:
-        deliveries.add_metric([state], counts.get(f"{_DELIVERY}:{state}", 0.0))
-    yield deliveries
     for name, key, text in (
         ("batten_webhook_attempt_seconds", _ATTEMPT, "Seconds of an attempt, whatever came of it"),
         ("batten_webhook_delivery_seconds", _DELIVERY, "Seconds from an event until it arrived"),
@@ -88,6 +84,13 @@ def _result(outcome: Outcome) -> str:
         return outcome.error
     kind = f"{(outcome.status_code or 0) // 100}xx"
     return kind if kind in RESULTS else "other"
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for each, value in values.items():
+        family.add_metric([each], value)
+    return family
 
 
 def _gauge(name: str, text: str, values: Mapping[str, int]) -> GaugeMetricFamily:
