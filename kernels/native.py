@@ -15,7 +15,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -70,6 +72,15 @@ def library(source: Path) -> ctypes.CDLL | None:
         name = f"{source.parent.name}/{source.name}"
         _log.warning("%s can't be compiled, PyTorch serves instead: %s", name, output.strip())
         return None
+
+
+def function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
+    """A function without a result in the library of `source`, which must be there."""
+    compiled = library(source)
+    assert compiled is not None
+    found = getattr(compiled, name)
+    found.argtypes, found.restype = arguments, None
+    return found
 
 
 @functools.cache

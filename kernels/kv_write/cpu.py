@@ -52,8 +52,4 @@ def _dense_rows(rows: Tensor) -> Tensor:
 
 @functools.cache
 def _function() -> Any:
-    library = native.library(SOURCE)
-    assert library is not None
-    function = library.batten_kv_write
-    function.argtypes, function.restype = _ARGUMENTS, None
-    return function
+    return native.function(SOURCE, "batten_kv_write", _ARGUMENTS)

@@ -71,11 +71,7 @@ def lora(
 
 @functools.cache
 def _function() -> Any:
-    library = native.library(SOURCE)
-    assert library is not None
-    function = library.batten_lora
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function
+    return native.function(SOURCE, "batten_lora", [ctypes.c_void_p])
 
 
 def _address(numbers: array[int]) -> int:

@@ -104,11 +104,7 @@ def paged_attention(
 
 @functools.cache
 def _function() -> Any:
-    library = native.library(SOURCE)
-    assert library is not None
-    function = library.batten_paged_attention
-    function.argtypes, function.restype = _ARGUMENTS, None
-    return function
+    return native.function(SOURCE, "batten_paged_attention", _ARGUMENTS)
 
 
 def _walks(plan: AttentionPlan, group: int) -> _Walks:

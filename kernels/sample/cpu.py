@@ -86,8 +86,4 @@ def _threads(rows: int, vocabulary: int) -> int:
 
 @functools.cache
 def _function(name: str) -> Any:
-    library = native.library(SOURCE)
-    assert library is not None
-    function = getattr(library, name)
-    function.argtypes, function.restype = _ARGUMENTS[name], None
-    return function
+    return native.function(SOURCE, name, _ARGUMENTS[name])
