@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
+from gateway.kit.migrations import check_schema
 from gateway.models import Base
 
 context.configure(
@@ -13,3 +14,5 @@ context.configure(
     render_as_batch=context.config.attributes["connection"].dialect.name == "sqlite",
 )
 context.run_migrations()
+if context.get_context().get_current_revision() == context.get_head_revision():
+    check_schema(context.config.attributes["connection"], Base.metadata)

@@ -57,7 +57,7 @@ def _message(error: Exception) -> str:
 
 def _database(error: Exception) -> str:
     cause = str(getattr(error, "orig", error)).strip().partition("\n")[0]
-    if "no such table" in cause or "does not exist" in cause:
+    if "no such table" in cause or "no such column" in cause or "does not exist" in cause:
         return f"the database has no tables of this release ({cause}); run `batten migrate`"
     return (
         f"the database cannot be used: {cause} (see BATTEN_DATA, DATABASE_URL and `batten config`)"
@@ -80,6 +80,7 @@ def _server(error: Exception) -> str:
 _PHRASES: dict[tuple[str, str], Callable[[Exception], str]] = {
     ("gateway.errors", "ApiError"): _message,
     ("gateway.kit.context", "MissingSetting"): _message,
+    ("gateway.kit.migrations", "ForeignSchema"): _message,
     ("worker.queue.base", "QueueUnavailable"): _redis,
     ("redis.exceptions", "RedisError"): _redis,
     ("sqlalchemy.exc", "DBAPIError"): _database,

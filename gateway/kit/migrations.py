@@ -10,17 +10,41 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, MetaData, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 
 _LOCK = 0x6261_7474_656E  # "batten": one migration at a time per Postgres database
 
 
+class ForeignSchema(Exception):
+    """The database is marked as this release's, and has other tables or columns."""
+
+
 def migrate(url: str) -> None:
     """Idempotent, and safe when several processes start at once: the first one works, the
-    others wait. Blocks: use a thread within an event loop."""
+    others wait. Blocks: use a thread within an event loop. Raises ForeignSchema."""
     with migration_transaction(sync_url(url)) as connection:
         command.upgrade(config(connection), "head")
+
+
+def check_schema(connection: Connection, metadata: MetaData) -> None:
+    """Raises ForeignSchema. Tables that are not in `metadata` are none of our business."""
+    found = {
+        name: {column["name"] for column in columns}
+        for (_, name), columns in inspect(connection).get_multi_columns().items()
+    }
+    differing = sorted(
+        name
+        for name, table in metadata.tables.items()
+        if found.get(name) != set(table.columns.keys())
+    )
+    if differing:
+        raise ForeignSchema(
+            "the database was made by an unreleased version of Batten, with other tables "
+            f"({', '.join(differing)}), and cannot be upgraded: remove it with the store and the "
+            "Redis that belong to it (`make demo` and `make serve` keep all in .demo), or name a "
+            "new one (BATTEN_DATA, DATABASE_URL)"
+        )
 
 
 def sync_url(url: str) -> URL:

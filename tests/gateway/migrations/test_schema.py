@@ -3,12 +3,20 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
-from gateway.kit.migrations import config, migrate, migration_transaction, sync_url
+from gateway.cli.edge import describe
+from gateway.kit.migrations import (
+    ForeignSchema,
+    config,
+    migrate,
+    migration_transaction,
+    sync_url,
+)
 from gateway.models import Base
 
 
@@ -52,3 +60,25 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
         list(pool.map(migrate, [url] * 4))
     with migration_transaction(sync_url(url)) as connection:
         assert connection.execute(text("SELECT count(*) FROM prices")).scalar_one() == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE usage_hours",
+        "ALTER TABLE usage_hours RENAME COLUMN kind TO sort",
+        "ALTER TABLE usage_hours ADD COLUMN other INTEGER",
+    ],
+)
+def test_another_schema_of_the_same_revision_is_refused(database_url: str, change: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        connection.execute(text(change))
+    with pytest.raises(ForeignSchema, match=r"other tables \(usage_hours\)") as raised:
+        migrate(database_url)
+    assert describe(raised.value) == str(raised.value)
+
+
+def test_tables_of_others_do_not_matter(database_url: str) -> None:
+    with migration_transaction(sync_url(database_url)) as connection:
+        connection.execute(text("CREATE TABLE not_ours (id INTEGER)"))
+    migrate(database_url)
