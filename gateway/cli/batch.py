@@ -29,12 +29,22 @@ def _server_options(command: Command) -> Command:
             "-o",
             "--output",
             type=click.Path(dir_okay=False, path_type=Path),
+            callback=_in_a_folder,
             help="Where the output goes; default: beside the input, as NAME.out.jsonl.",
         ),
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _in_a_folder(
+    _context: click.Context, _option: click.Parameter, output: Path | None
+) -> Path | None:
+    """Asked before anything is sent: no batch is to run for an output that has no place."""
+    if output is not None and not output.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {output.parent}")
+    return output
 
 
 @click.group

@@ -130,6 +130,18 @@ def test_a_server_that_cannot_be_reached_is_named(batten, tmp_path: Path) -> Non
     assert "BATTEN_API_KEY" in batten("batch", "run", str(batch)).stderr
 
 
+def test_an_output_without_a_folder_is_refused_before_anything_is_sent(
+    batten, tmp_path: Path
+) -> None:
+    batch = tmp_path / "lines.jsonl"
+    batch.write_text('{"url": "/v1/completions"}\n')
+    output = tmp_path / "nowhere" / "answers.jsonl"
+    nobody = ("--key", "x", "--url", "http://127.0.0.1:1")
+    done = batten("batch", "run", str(batch), "-o", str(output), *nobody)
+    assert done.returncode == 2
+    assert f"there is no folder {output.parent}" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["api", "collector", "control"])
 def test_a_process_on_its_own_needs_redis(batten, name: str) -> None:
     done = batten(name)
