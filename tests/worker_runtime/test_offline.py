@@ -125,7 +125,9 @@ def test_the_command_writes_a_line_for_each_line(
     options = ["--dtype", "float32", "--kv-memory", "1MiB", "--adapter-rank", "8", "--threads", "1"]
     result = CliRunner().invoke(main, [*command, *options])
     assert result.exit_code == 1, result.output
-    assert result.stderr.endswith("Error: 1 of 3 lines failed, first 3: the prompt is empty\n")
+    assert result.stderr.endswith(
+        "Error: 1 of 3 lines failed, the first with id 3: the prompt is empty\n"
+    )
     first, second, third = map(json.loads, answers.read_text().splitlines())
     assert first["id"] == "a"
     assert tuple(first["choices"][0]["token_ids"]) == alone(model, [1, 2, 3])

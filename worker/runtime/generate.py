@@ -55,7 +55,7 @@ def generate(prompts: Path, output: IO[str], **options: Any) -> None:
         raise click.ClickException(str(error)) from error
     if failures:
         raise click.ClickException(
-            f"{len(failures)} of {len(lines)} lines failed, first {failures[0]}"
+            f"{len(failures)} of {len(lines)} lines failed, the first with id {failures[0]}"
         )
 
 
