@@ -51,6 +51,15 @@ def lose(folder):
     (folder / peft.WEIGHTS_FILE).unlink()
 
 
+def cut(name, length):
+    """As a file that lost what was not yet on the disk."""
+
+    def damage(folder):
+        os.truncate(folder / name, length)
+
+    return damage
+
+
 def code(error):
     return error.value.code
 
@@ -63,7 +72,11 @@ def test_an_adapter_is_fetched_once(bucket, store):
     assert store.fetch(digest) == folder
 
 
-@pytest.mark.parametrize("damage", [spoil, lose])
+@pytest.mark.parametrize(
+    "damage",
+    [spoil, lose, cut(peft.WEIGHTS_FILE, 0), cut(peft.WEIGHTS_FILE, 99), cut(peft.CONFIG_FILE, 0)],
+    ids=["spoilt", "lost", "empty", "cut", "no config"],
+)
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_folder_that_was_damaged_on_disk_is_fetched_anew(
     bucket, store, tmp_path, damage, restarted
