@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from gateway.adapters.repository import ContentRepository, IngestRepository
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.store import delete_blob
+from gateway.kit.store import sweep_blob
 from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 ORPHAN_AGE = timedelta(days=1)
@@ -42,11 +42,10 @@ async def _purge(context: Context, digest: str, before: int) -> bool:
             digest, deleted_before=before, now=begun, given_up=_ago(GIVEN_UP)
         ):
             return False
-    for key in content_keys(digest):
-        await delete_blob(context.store, key)
+    gone = all([await sweep_blob(context.store, key) for key in content_keys(digest)])
     async with context.database.write() as session:
-        await ContentRepository(session).end_purge(digest, begun)
-    return True
+        await ContentRepository(session).end_purge(digest, begun, gone)
+    return gone
 
 
 def _ago(age: timedelta) -> int:
@@ -64,6 +63,5 @@ async def remove_orphan_uploads(context: Context, age: timedelta = ORPHAN_AGE) -
             waiting = await IngestRepository(session).waiting_among(ids)
         for key in old:
             if key.split("/")[1] not in waiting:
-                await delete_blob(context.store, key)
-                removed += 1
+                removed += await sweep_blob(context.store, key)
     return removed

@@ -256,12 +256,15 @@ class ContentRepository:
         content.purging_at = now
         return True
 
-    async def end_purge(self, digest: str, begun: int) -> None:
-        await self._session.execute(
-            delete(AdapterContent).where(
-                AdapterContent.digest == digest, AdapterContent.purging_at == begun
-            )
-        )
+    async def end_purge(self, digest: str, begun: int, gone: bool) -> None:
+        """Uploads may write files of that content again. Not `gone`: a later sweep tries again."""
+        content = await self._locked(digest)
+        if content is None or content.purging_at != begun:
+            return
+        if gone:
+            await self._session.delete(content)
+        else:
+            content.purging_at = None
 
     async def _locked(self, digest: str) -> AdapterContent | None:
         rows = select(AdapterContent).where(AdapterContent.digest == digest)

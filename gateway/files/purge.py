@@ -9,7 +9,7 @@ from sqlalchemy import and_, exists, or_, select, update
 
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.store import delete_blob
+from gateway.kit.store import sweep_blob
 from gateway.models import Batch, File
 
 ORPHAN_AGE = timedelta(days=1)
@@ -35,13 +35,10 @@ async def purge_files(context: Context) -> int:
             .limit(_AT_ONCE)
         )
         found = [(row[0], row[1]) for row in rows]
-    for _, key in found:
-        await delete_blob(context.store, key)
+    gone = [file_id for file_id, key in found if await sweep_blob(context.store, key)]
     async with context.database.write() as session:
-        await session.execute(
-            update(File).where(File.id.in_([row[0] for row in found])).values(purged_at=now)
-        )
-    return len(found)
+        await session.execute(update(File).where(File.id.in_(gone)).values(purged_at=now))
+    return len(gone)
 
 
 async def remove_orphans(context: Context, age: timedelta = ORPHAN_AGE) -> int:
@@ -56,6 +53,5 @@ async def remove_orphans(context: Context, age: timedelta = ORPHAN_AGE) -> int:
             )
         for key in keys:
             if key not in known:
-                await delete_blob(context.store, key)
-                removed += 1
+                removed += await sweep_blob(context.store, key)
     return removed

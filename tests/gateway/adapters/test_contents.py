@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import obstore
 import pytest
+from obstore.exceptions import PermissionDeniedError
 from sqlalchemy import select, update
 
 from gateway.adapters import purge
@@ -17,7 +18,7 @@ from gateway.adapters.ingest import ingest, waiting_revisions
 from gateway.adapters.purge import content_keys, purge_contents
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.store import delete_blob
+from gateway.kit.store import sweep_blob
 from gateway.models import Adapter, AdapterContent, AdapterRevision
 from tests.gateway.adapters.test_adapters import Folder, add, send, stored_keys
 
@@ -148,7 +149,7 @@ async def test_an_upload_waits_until_old_files_of_its_content_are_gone(
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(purge, "delete_blob", killed)
+        patch.setattr(purge, "sweep_blob", killed)
         with pytest.raises(asyncio.CancelledError):
             await purge_contents(context, NOW)
     second = (await send(client, make_folder())).json()["revision"]["id"]
@@ -199,11 +200,11 @@ async def test_sweeps_and_uploads_at_once_lose_nothing(
 ) -> None:
     """Two sweeps and the upload of the content that both want to remove, over and over."""
 
-    async def slowly(store: Any, key: str) -> None:
+    async def slowly(store: Any, key: str) -> bool:
         await asyncio.sleep(0)
-        await delete_blob(store, key)
+        return await sweep_blob(store, key)
 
-    monkeypatch.setattr(purge, "delete_blob", slowly)
+    monkeypatch.setattr(purge, "sweep_blob", slowly)
     for _ in range(15):
         revision_id = (await send(client, make_folder())).json()["revision"]["id"]
         await asyncio.gather(
@@ -214,6 +215,38 @@ async def test_sweeps_and_uploads_at_once_lose_nothing(
         assert revision["status"] == "ready"
         assert await stored_keys(context) == content_keys(revision["digest"])
         await remove(client)
+
+
+async def test_what_the_store_refuses_to_delete_holds_up_nothing_else(
+    client: httpx.AsyncClient,
+    context: Context,
+    make_folder: MakeFolder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And its content may be uploaded again."""
+    revisions = [await add(client, context, make_folder(seed=seed)) for seed in (1, 2, 3)]
+    digests = sorted(each["digest"] for each in revisions)
+    await remove(client)
+    kept = content_keys(digests[0])[1]
+    really = obstore.delete_async
+
+    async def refused(store: Any, key: str) -> None:
+        if key == kept:
+            raise PermissionDeniedError(f"{key} is locked")
+        await really(store, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "delete_async", refused)
+        assert await purge_contents(context, NOW) == 2
+        assert await stored_keys(context) == [kept]
+        assert await contents(context) == [digests[0]]
+        seed = [each["digest"] for each in revisions].index(digests[0]) + 1
+        again = await add(client, context, make_folder(seed=seed), "again")
+        assert (again["status"], again["digest"]) == ("ready", digests[0])
+        assert await stored_keys(context) == content_keys(digests[0])
+    await remove(client, "again")
+    assert await purge_contents(context, NOW) == 1
+    assert await stored_keys(context) == []
 
 
 async def test_a_rejected_upload_has_no_content(

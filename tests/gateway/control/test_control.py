@@ -13,8 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from click.testing import CliRunner, Result
+from obstore.exceptions import PermissionDeniedError
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from sqlalchemy import update
@@ -113,6 +115,29 @@ async def test_the_sweep_takes_those_that_expire_first_and_reads_no_more(
     deployment.tasks.sent.clear()
     assert await sweep_batches(deployment.context, deployment.tasks, silent_ms=0) == 2
     assert deployment.tasks.sent == [(names.VALIDATE, each) for each in (ids[3], ids[2])]
+
+
+async def test_a_blob_that_the_store_refuses_to_delete_holds_up_no_other(
+    openai_client: AsyncOpenAI, deployment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [
+        await openai_client.files.create(file=("a.jsonl", b"{}"), purpose="batch") for _ in range(3)
+    ]
+    for file in files:
+        await openai_client.files.delete(file.id)
+    really = obstore.delete_async
+
+    async def refused(store: Any, key: str) -> None:
+        if key.endswith(files[0].id):
+            raise PermissionDeniedError(f"{key} is locked")
+        await really(store, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "delete_async", refused)
+        assert await purge_files(deployment.context) == 2
+        assert await purge_files(deployment.context) == 0
+        assert await remove_orphans(deployment.context, timedelta(seconds=-1)) == 0
+    assert await purge_files(deployment.context) == 1
 
 
 async def test_blobs_of_deleted_files_go_when_no_batch_reads_them(
