@@ -10,7 +10,9 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 _SECRET_NAMES = re.compile(r"(authorization|secret|password|api_key|token)$", re.IGNORECASE)
-_SECRET_TEXT = re.compile(r"\b(bt_|whsec_)[A-Za-z0-9_\-+/=]{8,}|(?<=://)([^/@\s:]*):[^/@\s]+(?=@)")
+_SECRET_TEXT = re.compile(
+    r"\b(bt_|whsec_)[A-Za-z0-9_\-+/=]{8,}|(?<=://)([^/@\s:]*:)[^/@\s]+(?=@)|(password=)[^&\s]+"
+)
 
 
 def configure_logging(level: str) -> None:
@@ -43,5 +45,4 @@ def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
 
 
 def _mask(match: re.Match[str]) -> str:
-    prefix = match.group(1)
-    return f"{prefix}***" if prefix else f"{match.group(2)}:***"
+    return f"{match[match.lastindex or 0]}***"

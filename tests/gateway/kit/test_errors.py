@@ -142,11 +142,13 @@ def test_logs_mask_secrets() -> None:
         "event": "x",
         "authorization": "Bearer abc",
         "url": "postgresql://user:hunter2@host/db",
+        "queue": "cannot reach redis://host/0?password=hunter2&db=1",
         "exception": "key bt_abcdefghijklmnop was wrong; whsec_abcdefghijk too",
     }
     masked = mask_secrets(None, "info", event)
     assert masked["authorization"] == "***"
     assert masked["url"] == "postgresql://user:***@host/db"
+    assert masked["queue"] == "cannot reach redis://host/0?password=***&db=1"
     assert masked["exception"] == "key bt_*** was wrong; whsec_*** too"
     with pytest.raises(ValueError, match="unknown log level"):
         configure_logging("LOUD")
