@@ -14,7 +14,7 @@ from gateway.kit.ids import new_id
 from gateway.models import WebhookEndpoint, WebhookSecret
 from gateway.webhooks.repository import EndpointRepository
 from gateway.webhooks.schemas import EVERY, CreateEndpoint, UpdateEndpoint
-from gateway.webhooks.secrets import new_secret, reveal
+from gateway.webhooks.secrets import WrongSecretKey, new_secret, reveal
 from gateway.webhooks.urls import check_url, origin
 
 DEFAULT = "default"
@@ -165,9 +165,18 @@ async def endpoint_for_url(
 async def secret_text(
     session: ReadSession | WriteSession, context: Context, scope: TenantScope, secret_id: str
 ) -> str | None:
-    """None when it is gone."""
+    """None when it is gone. Raises Conflict when it was derived from another deployment key."""
     secret = await EndpointRepository(session, scope).secret(secret_id)
-    return None if secret is None else reveal(context.secret_key, secret).text
+    if secret is None:
+        return None
+    try:
+        return reveal(context.secret_key, secret).text
+    except WrongSecretKey as error:
+        raise Conflict(
+            "This signing secret cannot be shown again: BATTEN_SECRET_KEY (or secret.key in the "
+            "data directory) has changed since. Please rotate the secret.",
+            code="secret_not_available",
+        ) from error
 
 
 def _stored(event_types: Sequence[str]) -> list[str] | None:
