@@ -14,9 +14,10 @@ from typing import IO
 
 import httpx
 
-from gateway.cli.errors import CommandError
+from gateway.cli.errors import CommandError, DataLocked
 from gateway.cli.ports import check_free
 from gateway.cli.supervisor import guard_main
+from gateway.cli.supervisor.data_lock import locked
 
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
@@ -40,7 +41,7 @@ class Stack:
 def running_stack(model: Path, model_name: str, data: Path, port: int) -> Iterator[Stack]:
     """Start `batten up`, wait until a worker serves, and stop every process at the end."""
     require_free(port)
-    data.mkdir(parents=True, exist_ok=True)
+    require_unused(data)
     admin_key = kept_secret(data / "admin.key")
     log = data / "up.log"
     command = [sys.executable, "-m", "gateway", "up", "--model", str(model)]
@@ -77,6 +78,20 @@ def require_free(port: int) -> None:
             f"port {port} is taken, perhaps by another `make serve`: stop that one, or run "
             "`.venv/bin/python examples/serve.py --port PORT --data FOLDER`"
         ) from error
+
+
+def require_unused(data: Path) -> None:
+    """Of another stack that runs there the log would be emptied. Makes the folder."""
+    try:
+        with locked(data):
+            pass
+    except DataLocked as error:
+        raise StackError(
+            f"{error.message} (`make serve` and `make demo` share .demo; examples/serve.py and "
+            "examples/demo.py take --data)"
+        ) from error
+    except CommandError as error:
+        raise StackError(error.message) from error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What the examples start ends with them, and is not taken for what another one started."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.cli.supervisor.data_lock import locked
 from tests.gateway.conftest import write_tiny_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -54,6 +56,25 @@ def test_a_port_that_another_stack_has(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"port {port} is taken" in done.stderr + done.stdout
     assert not (tmp_path / "data").exists()
+
+
+def test_a_data_directory_in_use_is_refused_and_its_log_kept(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "up.log").write_text("of the one that runs\n")
+    with locked(data):
+        done = subprocess.run(
+            [sys.executable, "serve.py", "--port", str(free_port()), "--data", data],
+            cwd=EXAMPLES,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    output = " ".join((done.stderr + done.stdout).split())
+    assert f"(pid {os.getpid()}) runs on" in output
+    assert "Traceback" not in output
+    assert (data / "up.log").read_text() == "of the one that runs\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
