@@ -58,7 +58,10 @@ def _message(error: Exception) -> str:
 def _database(error: Exception) -> str:
     cause = str(getattr(error, "orig", error)).strip().partition("\n")[0]
     if "no such table" in cause or "no such column" in cause or "does not exist" in cause:
-        return f"the database has no tables of this release ({cause}); run `batten migrate`"
+        return (
+            f"the database has no tables of this release ({cause}); run `batten migrate`, or name "
+            "another one by BATTEN_DATA or DATABASE_URL (`batten config` shows which it is)"
+        )
     return (
         f"the database cannot be used: {cause} (see BATTEN_DATA, DATABASE_URL and `batten config`)"
     )
