@@ -62,7 +62,8 @@ class RequestEdge:
         headers = Headers(scope=scope)
         media, options = parse_options_header(headers.get("content-type", ""))
         charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
-        is_upload = media == b"multipart/form-data" and scope["path"] in self._uploads
+        path = scope["path"].rstrip("/")  # with a slash it is redirected
+        is_upload = media == b"multipart/form-data" and path in self._uploads
         if scope["method"] not in _WITH_BODY or is_upload:
             return receive
         length = headers.get("content-length", "")

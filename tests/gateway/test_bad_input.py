@@ -191,6 +191,17 @@ async def test_forms_that_are_none(http: httpx.AsyncClient, tenant: Any, media: 
     assert tried >= 12
 
 
+async def test_a_slash_too_many_is_answered_as_without_a_form(
+    http: httpx.AsyncClient, tenant: Any
+) -> None:
+    for path in (f"{each}/" for each in sorted(UPLOADS)):
+        headers = headers_for(path, tenant)
+        wanted = await http.post(path, headers=headers)
+        answer = await http.post(path, headers=headers, files={"file": ("a.jsonl", b"{}")})
+        assert answer.status_code == wanted.status_code == (307 if "files" in path else 405), path
+        assert answer.headers.get("location") == wanted.headers.get("location")
+
+
 async def test_methods_that_a_path_lacks(http: httpx.AsyncClient, tenant: Any) -> None:
     document = (await http.get("/openapi.json")).json()
     for path, methods in document["paths"].items():
