@@ -180,3 +180,13 @@ def test_options_before_the_subcommand_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--model", "m", "generate", str(tmp_path)])
     assert result.exit_code == 2
     assert "--model must come after generate" in result.output
+
+
+def test_an_output_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    output = tmp_path / "nowhere" / "answers.jsonl"
+    command = ["generate", str(prompts), "-o", str(output), "--model", str(tmp_path / "no model")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"there is no folder {output.parent}" in result.output

@@ -20,10 +20,23 @@ CONTENT = ("prompt", "prompt_ids", "messages")
 DEFAULT_TOKENS = 128
 
 
+def _in_a_folder(ctx: click.Context, param: click.Parameter, output: IO[str]) -> IO[str]:
+    """Known before a model is loaded, while what the file holds stays until there is an answer."""
+    folder = Path(output.name).parent
+    if not folder.is_dir():
+        raise click.BadParameter(f"there is no folder {folder}")
+    return output
+
+
 @click.command
 @click.argument("prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "-o", "--output", type=click.File("w", lazy=True), default="-", help="Default: standard output."
+    "-o",
+    "--output",
+    type=click.File("w", lazy=True),
+    default="-",
+    callback=_in_a_folder,
+    help="Default: standard output.",
 )
 @engine_options
 def generate(prompts: Path, output: IO[str], **options: Any) -> None:
