@@ -652,6 +652,7 @@ void finish(const Call<T>& call, const Part& part, int64_t token, int64_t head) 
     store(out + i, load(part.sums() + i) * factor, s.value_dim - i);
   }
 }
+
 // A block's heads lie side by side: one thread takes them all where that leaves enough for others.
 // Where even single heads are too few, their parts are handed out one by one.
 template <typename T>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,3 +73,11 @@ def cache(
     """A cache that loads from `folders`."""
     pool = RankPool(model.linears, rank, model.dtype, model.device, model.others)
     return AdapterCache(pool, lambda ref: load_adapter(folders[ref], model.lora_shapes), **options)
+
+
+def wait_for_loads(adapters: AdapterCache, seconds: float = 60.0) -> None:
+    """After this what runs together depends on the steps alone, not on how long loads take."""
+    end = time.monotonic() + seconds
+    while any(not resident.ready for resident in adapters._resident.values()):
+        assert time.monotonic() < end, "an adapter is still being loaded"
+        time.sleep(0.001)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.engine.peft_adapters import cache
-from worker.engine.adapter_cache import AdapterCache
+from tests.engine.peft_adapters import cache, wait_for_loads
 from worker.engine.config import SchedulerConfig
 from worker.engine.detokenizer import TextDecoder
 from worker.engine.engine import Engine
@@ -65,17 +63,10 @@ class RealEngine:
         if longest is not None:
             blocks = self.config.most_blocks(longest) + 2
             self.config = replace(self.config, num_blocks=blocks)
-        residency: AdapterCache | NullResidency = NullResidency(self.config.adapter_rank)
-        self._loaded = threading.Semaphore(0)
-        if adapters:
-            rank = self.config.adapter_rank
-            residency = cache(model, adapters, rank, on_change=self._loaded.release)
-        runner = ModelRunner(
-            model,
-            self.config.num_blocks,
-            self.config.block_size,
-            residency if isinstance(residency, AdapterCache) else None,
-        )
+        rank = self.config.adapter_rank
+        self._adapters = cache(model, adapters, rank) if adapters else None
+        residency = self._adapters or NullResidency(rank)
+        runner = ModelRunner(model, self.config.num_blocks, self.config.block_size, self._adapters)
         self.engine = Engine(
             self.config,
             runner,
@@ -96,8 +87,8 @@ class RealEngine:
         scheduler = self.engine.scheduler
         while self.engine.has_work():
             self.outputs += self.engine.step()
-            if self.engine.stalled:  # an adapter is being loaded
-                assert self._loaded.acquire(timeout=60)
+            if self._adapters is not None:
+                wait_for_loads(self._adapters)
             scheduler.blocks.check_integrity(scheduler.running)
         assert scheduler.blocks.num_used == 0
         return {each.request_id: each for each in self.outputs if isinstance(each, FinishedOutput)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 
 from tests.engine.driver import hf_model, save_tiny_model
 from tests.engine.pairwise import Combination, config_of, pairwise
-from tests.engine.peft_adapters import cache, peft_model, save_adapter
+from tests.engine.peft_adapters import cache, peft_model, save_adapter, wait_for_loads
 from tests.engine.real_engine import Letters
 from worker.engine.batch import SampledToken, ScheduledBatch
 from worker.engine.config import SchedulerConfig
@@ -205,8 +204,7 @@ class Served:
             for output in self.engine.step():
                 assert not isinstance(output, FailedOutput), output
                 finished += isinstance(output, FinishedOutput)
-            if self.engine.stalled:
-                time.sleep(0.001)  # an adapter is on its way from the loader's thread
+            wait_for_loads(self.adapters)
         assert finished == len(requests)
 
     def close(self) -> None:
