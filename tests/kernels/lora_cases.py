@@ -84,3 +84,13 @@ def expected(x, y, pool, segments):
 
 def same_bits(a, b):
     return torch.equal(a.view(POISON[a.dtype]), b.view(POISON[b.dtype]))
+
+
+def check_shared_as_apart(lora, cases):
+    """Modules that share the input of the first case have the bits that they have apart."""
+    (x, _, _, segments), pools = cases[0], [pool for _, _, pool, _ in cases]
+    together, apart = ([y.clone() for _, y, _, _ in cases] for _ in range(2))
+    lora(x, together, pools, segments)
+    for y, pool in zip(apart, pools, strict=True):
+        lora(x, [y], [pool], segments)
+    assert all(same_bits(*pair) for pair in zip(together, apart, strict=True))

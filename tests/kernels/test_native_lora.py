@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from kernels import native
 from kernels.lora import LoraSegments, cpu, lora
-from tests.kernels.lora_cases import ROWS, RUNS, adapted, expected, make, same_bits
+from tests.kernels.lora_cases import (
+    ROWS,
+    RUNS,
+    adapted,
+    check_shared_as_apart,
+    expected,
+    make,
+    same_bits,
+)
 
 pytestmark = pytest.mark.skipif(native.library(cpu.SOURCE) is None, reason="no C++ compiler")
 
@@ -50,12 +58,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(threads, dtype):
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 def test_modules_that_share_their_input_have_the_bits_they_have_apart(dtype):
     cases = [make(RUNS["mixed ranks"], 90, 20 + 24 * n, dtype, seed=n) for n in range(5)]
-    (x, _, _, segments), pools = cases[0], [pool for _, _, pool, _ in cases]
-    together, apart = ([y.clone() for _, y, _, _ in cases] for _ in range(2))
-    cpu.lora(x, together, pools, segments)
-    for y, pool in zip(apart, pools, strict=True):
-        cpu.lora(x, [y], [pool], segments)
-    assert all(same_bits(*pair) for pair in zip(together, apart, strict=True))
+    check_shared_as_apart(cpu.lora, cases)
 
 
 def test_the_place_of_an_adapter_in_the_pool_is_free():

@@ -8,7 +8,14 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.lora import LoraSegments, cpu, reference, triton_kernel
-from tests.kernels.lora_cases import RUNS, adapted, expected, make, same_bits
+from tests.kernels.lora_cases import (
+    RUNS,
+    adapted,
+    check_shared_as_apart,
+    expected,
+    make,
+    same_bits,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MIXED = [(2, 1), (-1, 3), (1, 18), (5, 3), (7, 2), (-1, 1), (6, 2)]
@@ -57,12 +64,7 @@ def test_modules_that_share_their_input_have_the_bits_they_have_apart(modules):
     cases = [
         make(MIXED, 90, 20 + 24 * n, torch.bfloat16, seed=n, device=DEVICE) for n in range(modules)
     ]
-    (x, _, _, segments), pools = cases[0], [pool for _, _, pool, _ in cases]
-    together, apart = ([y.clone() for _, y, _, _ in cases] for _ in range(2))
-    triton_kernel.lora(x, together, pools, segments)
-    for y, pool in zip(apart, pools, strict=True):
-        triton_kernel.lora(x, [y], [pool], segments)
-    assert all(same_bits(*pair) for pair in zip(together, apart, strict=True))
+    check_shared_as_apart(triton_kernel.lora, cases)
 
 
 def test_nothing_is_launched_for_the_base_model_alone():
