@@ -7,12 +7,14 @@ override them. Every limit has its default here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_DATA = Path("~/.local/share/batten").expanduser()
+
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
 class Settings(BaseSettings):
@@ -116,7 +118,7 @@ class Settings(BaseSettings):
         5, ge=1, description="Failures in a row after which an endpoint is left alone for a while"
     )
     webhook_event_days: int = Field(30, ge=5, description="Days until events are forgotten")
-    log_level: str = Field(
+    log_level: Annotated[LogLevel, BeforeValidator(str.upper)] = Field(
         "INFO",
         validation_alias=AliasChoices("BATTEN_LOG_LEVEL", "LOG_LEVEL"),
         description="Least severe log lines to write: DEBUG, INFO, WARNING, ERROR or CRITICAL",

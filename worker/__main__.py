@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -13,10 +13,13 @@ from worker.engine.compute_threads import wait_politely
 from worker.runtime.config import config
 from worker.runtime.errors import StartError
 from worker.runtime.generate import generate
-from worker.runtime.options import engine_options
+from worker.runtime.options import engine_options, show_variables
 from worker.runtime.plan import plan
 from worker.runtime.verify import verify
 from worker.settings import (
+    EngineKind,
+    LogFormat,
+    LogLevel,
     WorkerSettings,
     logical_cores,
     model_name_of,
@@ -60,7 +63,7 @@ DATA = Path("~/.local/share/batten")
 @engine_options
 @click.option(
     "--engine",
-    type=click.Choice(["hf", "null"]),
+    type=click.Choice(get_args(EngineKind)),
     default="hf",
     envvar="BATTEN_ENGINE",
     show_default=True,
@@ -109,6 +112,7 @@ DATA = Path("~/.local/share/batten")
 )
 @click.option(
     "--log-level",
+    type=click.Choice(get_args(LogLevel), case_sensitive=False),
     default="INFO",
     envvar="BATTEN_LOG_LEVEL",
     show_default=True,
@@ -116,7 +120,7 @@ DATA = Path("~/.local/share/batten")
 )
 @click.option(
     "--log-format",
-    type=click.Choice(["auto", "json", "console"]),
+    type=click.Choice(get_args(LogFormat)),
     default="auto",
     envvar="BATTEN_LOG_FORMAT",
     show_default=True,
@@ -175,6 +179,7 @@ def worker_settings(
     )
 
 
+show_variables(main)
 main.add_command(config)
 main.add_command(generate)
 main.add_command(plan)

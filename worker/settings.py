@@ -15,6 +15,7 @@ from typing import Literal
 DType = Literal["auto", "float32", "bfloat16"]
 EngineKind = Literal["hf", "null"]
 LogFormat = Literal["auto", "json", "console"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -71,7 +72,7 @@ class WorkerSettings(EngineSettings):
     null_delay: float = 0.0
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
-    log_level: str = "INFO"
+    log_level: LogLevel = "INFO"
     log_format: LogFormat = "auto"
 
 

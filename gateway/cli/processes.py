@@ -22,10 +22,7 @@ def start_process(settings: Settings) -> None:
             "REDIS_URL is not set: this process needs a Redis such as redis://127.0.0.1:6379/0; "
             "`batten up` runs everything with one of its own"
         )
-    try:
-        configure_logging(settings.log_level)
-    except ValueError as error:
-        raise CommandError(f"BATTEN_LOG_LEVEL: {error}") from error
+    configure_logging(settings.log_level)
 
 
 @click.command

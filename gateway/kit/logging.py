@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+from gateway.settings import LogLevel
 
 _SECRET_NAMES = re.compile(r"(authorization|secret|password|api_key|token)$", re.IGNORECASE)
 _SECRET_TEXT = re.compile(
@@ -15,11 +16,8 @@ _SECRET_TEXT = re.compile(
 )
 
 
-def configure_logging(level: str) -> None:
-    """Once per process, at its edge. Raises ValueError for an unknown level."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ValueError(f"unknown log level {level!r}")
+def configure_logging(level: LogLevel) -> None:
+    """Once per process, at its edge."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -29,7 +27,7 @@ def configure_logging(level: str) -> None:
             mask_secrets,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

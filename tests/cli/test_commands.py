@@ -206,3 +206,38 @@ def test_a_wrong_setting_is_named(batten) -> None:
     (line,) = lines(done.stderr)
     assert "BATTEN_PORT: " in line
     assert "BATTEN_QUEUE_WINDOW: " in line
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("BATTEN_LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")),
+        ("BATTEN_GENERATION_CONFIG", ("auto", "neutral")),
+        ("BATTEN_DTYPE", ("auto", "float32", "bfloat16")),
+        ("BATTEN_ENGINE", ("hf", "null")),
+        ("BATTEN_LOG_FORMAT", ("auto", "json", "console")),
+    ],
+)
+def test_a_wrong_choice_is_refused_with_those_there_are(
+    batten, name: str, values: tuple[str, ...]
+) -> None:
+    done = batten("config", **{name: "loud"})
+    assert done.returncode == 1
+    (line,) = lines(done.stderr)
+    assert name in line
+    assert all(f"'{value}'" in line for value in values)
+
+
+def test_a_worker_refuses_a_log_level_too(batten) -> None:
+    wrong = batten("worker", BATTEN_LOG_LEVEL="loud")
+    assert wrong.returncode == 2
+    last = lines(wrong.stderr)[-1]
+    assert "BATTEN_LOG_LEVEL" in last
+    assert "'critical'" in last
+
+
+def test_log_levels_are_taken_in_small_letters(batten) -> None:
+    for variable in ("BATTEN_LOG_LEVEL", "LOG_LEVEL"):
+        assert "BATTEN_LOG_LEVEL=ERROR\n" in batten("config", "--env", **{variable: "error"}).stdout
+    shown = batten("worker", "config", BATTEN_LOG_LEVEL="error").stdout
+    assert "BATTEN_LOG_LEVEL=ERROR\n" in shown

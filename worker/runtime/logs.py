@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
 import structlog
 
-from worker.runtime.errors import StartError
-from worker.settings import LogFormat
+from worker.settings import LogFormat, LogLevel
 
 
-def configure_logs(level: str, format: LogFormat) -> None:
-    """Once per process. Raises StartError for an unknown level."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise StartError(f"BATTEN_LOG_LEVEL: unknown level {level!r}; use DEBUG, INFO or WARNING")
+def configure_logs(level: LogLevel, format: LogFormat) -> None:
+    """Once per process."""
     console = format == "console" or (format == "auto" and sys.stderr.isatty())
     structlog.configure(
         processors=[
@@ -25,7 +20,7 @@ def configure_logs(level: str, format: LogFormat) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *_renderers(console),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from worker.settings import parse_bytes
+from worker.settings import DType, parse_bytes
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -39,7 +39,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--model", envvar="BATTEN_MODEL", help="Base model: a local folder or a hub id."),
     click.option(
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16"]),
+        type=click.Choice(get_args(DType)),
         default="auto",
         envvar="BATTEN_DTYPE",
         show_default=True,
@@ -101,3 +101,10 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def show_variables(command: click.Command) -> None:
+    """Help and errors name the environment variable beside the option that it sets."""
+    for option in command.params:
+        if isinstance(option, click.Option):
+            option.show_envvar = option.envvar is not None
