@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.adapters.folder_files import PICKLE, missing_from
 from gateway.adapters.prompt_files import FILES, SLOW_FILES, PromptFormat, read_prompt_format
 from worker.protocol.peft import (
     CONFIG_FILE,
@@ -104,14 +105,11 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def _missing(folder: Path) -> list[Problem]:
-    if not (folder / WEIGHTS_FILE).is_file() and (folder / "adapter_model.bin").is_file():
+    missing = missing_from(folder)
+    if WEIGHTS_FILE in missing and (folder / PICKLE).is_file():
         message = "a pickle can run code when it is loaded: save with safe_serialization=True"
-        return [Problem("adapter_pickle_refused", "adapter_model.bin", message)]
-    return [
-        Problem("adapter_missing_file", name, "is missing")
-        for name in (CONFIG_FILE, WEIGHTS_FILE)
-        if not (folder / name).is_file()
-    ]
+        return [Problem("adapter_pickle_refused", PICKLE, message)]
+    return [Problem("adapter_missing_file", name, "is missing") for name in missing]
 
 
 def _config(raw: bytes) -> PeftConfig | Problem:

@@ -7,11 +7,18 @@ skipped    all else: README.md, optimizer states, training arguments. Never open
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gateway.adapters import prompt_files
 from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 PICKLE = "adapter_model.bin"
 KEPT = (CONFIG_FILE, WEIGHTS_FILE, PICKLE, *prompt_files.FILES, *prompt_files.SLOW_FILES)
+
+
+def missing_from(folder: Path) -> list[str]:
+    """The files without which it holds no adapter."""
+    return [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
 
 
 def is_kept(name: str) -> bool:

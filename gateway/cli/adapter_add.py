@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from gateway.adapters.archive import SUFFIXES, is_archive
-from gateway.adapters.folder_files import is_kept, is_refused, refusal
+from gateway.adapters.folder_files import is_kept, is_refused, missing_from, refusal
 from gateway.adapters.ingest import ingest
 from gateway.adapters.lifecycle import add_revision, get_adapter, get_revision
 from gateway.adapters.upload import NAME, AdapterUpload
@@ -21,7 +21,6 @@ from gateway.kit.store import BlobTooLarge, write_blob
 from gateway.models import AdapterRevision
 from gateway.settings import Settings
 from gateway.tenants.service import find_tenant
-from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 CHUNK_BYTES = 1 << 20
 # A context names a Redis, and connects only when one is asked for something: ingest asks nothing.
@@ -52,8 +51,7 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
             raise CommandError(f"{folder} is neither a folder nor a .zip or .tar.gz")
         suffix = next(end for end in SUFFIXES if folder.name.lower().endswith(end))
         return [(f"archive{suffix}", folder)]
-    needed = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    if missing := [path.name for path in needed if not path.is_file()]:
+    if missing := missing_from(folder):
         raise CommandError(f"{folder} holds no {' and no '.join(missing)}: not a PEFT folder")
     if refused := [path.name for path in sorted(folder.iterdir()) if is_refused(path.name)]:
         raise CommandError(refusal(refused[0]))

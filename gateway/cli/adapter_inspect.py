@@ -14,6 +14,7 @@ from typing import Any
 from gateway.adapters.archive import ArchiveRefused, is_archive, unpack
 from gateway.adapters.base_models import BaseModelUnavailable, model_shapes
 from gateway.adapters.checking import CheckedAdapter, PromptBase, check
+from gateway.adapters.folder_files import missing_from
 from gateway.cli.errors import CommandError
 from gateway.settings import Settings
 from worker.protocol import peft
@@ -44,6 +45,7 @@ FEATURES = (
     "corda_config",
 )
 _UNUSED: tuple[Any, ...] = (None, False, [], {}, "", "none")
+_SIZES = {"r": "r", "alpha": "lora_alpha"}
 _LONGEST = 100
 
 
@@ -62,7 +64,7 @@ def inspect(
     """`path` is a folder or an archive of one; `model` a local folder or a hub id, by default
     what the adapter's config names if that is a folder here. Raises CommandError."""
     with _folder(path, most_bytes) as folder:
-        fields = _fields(folder)
+        fields = _fields(path, folder)
         source = model or _local(fields.get("base_model_name_or_path"))
         shapes = _shapes(source) if source else None
         outcome = check(folder, shapes, most_rank, most_bytes, _prompts(source))
@@ -90,12 +92,18 @@ def _folder(path: Path, most_bytes: int) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _fields(folder: Path) -> Mapping[str, Any]:
+def _fields(path: Path, folder: Path) -> Mapping[str, Any]:
+    """Raises CommandError where there is no adapter to say anything about."""
+    missing = missing_from(folder)
+    if peft.CONFIG_FILE in missing:
+        raise CommandError(f"{path} holds no {' and no '.join(missing)}: not a PEFT folder")
     try:
         fields = json.loads((folder / peft.CONFIG_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}  # the check says what is wrong with it
-    return fields if isinstance(fields, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommandError(f"{path}: {peft.CONFIG_FILE} cannot be read as JSON: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("peft_type"), str):
+        raise CommandError(f"{path}: {peft.CONFIG_FILE} names no peft_type: not a PEFT adapter's")
+    return fields
 
 
 def _local(base: object) -> str | None:
@@ -119,11 +127,14 @@ def _prompts(source: str | None) -> PromptBase | None:
 
 def _about(path: Path, fields: Mapping[str, Any], source: str | None) -> Iterator[str]:
     yield f"adapter    {path}"
-    yield f"base       {fields.get('base_model_name_or_path')}"
+    yield f"base       {fields.get('base_model_name_or_path') or 'unknown'}"
     yield f"checked on {source or 'no base model: name one with --model'}"
-    yield f"peft       {fields.get('peft_type')}, version {fields.get('peft_version', 'unknown')}"
-    yield f"rank       r {fields.get('r')}, alpha {fields.get('lora_alpha')}"
-    yield f"targets    {_short(fields.get('target_modules'))}"
+    yield f"peft       {fields['peft_type']}, version {fields.get('peft_version', 'unknown')}"
+    sizes = [f"{word} {fields[name]}" for word, name in _SIZES.items() if name in fields]
+    if sizes:
+        yield f"rank       {', '.join(sizes)}"
+    if "target_modules" in fields:
+        yield f"targets    {_short(fields['target_modules'])}"
     used = [name for name in FEATURES if fields.get(name) not in _UNUSED]
     if isinstance(fields.get("init_lora_weights"), str):
         used.append("init_lora_weights")

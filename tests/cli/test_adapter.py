@@ -159,6 +159,41 @@ def test_inspect_of_options_that_are_refused(folder: Path, fields: dict[str, obj
     assert "adapter_unsupported_option" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "holds no adapter_config.json: not a PEFT folder"),
+        ("{", "adapter_config.json cannot be read as JSON: "),
+        ("[]", "adapter_config.json names no peft_type"),
+        ('{"model_type": "llama"}', "adapter_config.json names no peft_type"),
+    ],
+)
+def test_inspect_of_what_is_no_adapter(folder: Path, content: str | None, says: str) -> None:
+    config = folder / "adapter_config.json"
+    config.unlink()
+    if content is not None:
+        config.write_text(content)
+    result = CliRunner().invoke(root, ["adapter", "inspect", str(folder)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Error: {folder}")
+    assert says in result.stderr
+
+
+def test_inspect_of_an_empty_folder_names_both_files(tmp_path: Path) -> None:
+    said = refused("adapter", "inspect", str(tmp_path))
+    assert "holds no adapter_config.json and no adapter_model.safetensors" in said
+
+
+def test_inspect_says_what_a_config_names_and_no_more(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    (folder / "adapter_model.safetensors").unlink()
+    result = CliRunner().invoke(root, ["adapter", "inspect", str(folder)])
+    assert result.exit_code == 1
+    assert "peft       IA3" in result.stdout
+    assert "adapter_missing_file: adapter_model.safetensors" in result.stdout
+    assert not {"None", "null"} & set(result.stdout.replace(",", " ").split())
+
+
 def test_inspect_needs_no_torch(folder: Path) -> None:
     code = (
         "import sys\nfrom gateway.cli.root import root\n"
