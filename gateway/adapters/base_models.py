@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from gateway.adapters.repository import BaseModelRepository
@@ -63,9 +63,16 @@ def read_config(source: str) -> dict[str, Any]:
     if source.startswith(("/", ".", "~")) and not folder.is_dir():
         raise BaseModelUnreadable(f"there is no folder {source}")
     try:
-        path = folder / "config.json" if folder.is_dir() else hf_hub_download(source, "config.json")
-        config = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        if not folder.is_dir():  # unlike hf_hub_download, this fails at once without a network
+            folder = Path(snapshot_download(source, allow_patterns="config.json"))
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except LocalEntryNotFoundError as error:
+        why = str(error).partition("\n")[0].removeprefix("Got: ")
+        raise BaseModelUnreadable(
+            f"{source!r} is no folder, is not in the local cache of the Hugging Face hub, and the "
+            f"hub does not answer ({why}); `hf download {source}` fetches it where it does"
+        ) from error
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise BaseModelUnreadable(f"cannot read config.json of {source!r}: {error}") from error
     except msgspec.DecodeError as error:
         raise BaseModelUnreadable(f"config.json of {source!r} is not valid: {error}") from error

@@ -214,3 +214,36 @@ def test_a_wrong_model_is_said_before_anything_starts(start, model: str, says: s
     assert up.process.wait(BOUND) in (1, 2)
     assert says in up.output
     assert not (up.data / "logs").exists()
+
+
+def hub_away(tmp_path: Path) -> dict[str, str]:
+    """Environment of a process whose cache lies in `tmp_path`, and whose hub is not there."""
+    return {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+
+
+def test_a_model_on_a_hub_that_is_away_is_given_up_at_once(start, tmp_path: Path) -> None:
+    up = start("--port", "0", BATTEN_MODEL="org/name", **hub_away(tmp_path))
+    assert up.process.wait(BOUND) == 1
+    *_, last = up.output.rstrip().splitlines()
+    assert last.startswith("Error: 'org/name' is no folder, is not in the local cache")
+    assert "`hf download org/name`" in last
+    assert "--model (BATTEN_MODEL)" in last
+    assert "Retrying" not in up.output
+    assert not (up.data / "logs").exists()
+
+
+def test_a_model_in_the_cache_needs_no_hub(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--org--name"
+    for path, text in (("refs/main", "c0ffee"), ("snapshots/c0ffee/config.json", '{"n": 1}')):
+        (repository / path).parent.mkdir(parents=True)
+        (repository / path).write_text(text)
+    script = (
+        "from gateway.adapters.base_models import read_config; print(read_config('org/name')['n'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **hub_away(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
