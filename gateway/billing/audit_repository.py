@@ -206,12 +206,13 @@ class AuditRepository:
         both = union_all(select(*UsageHour.__table__.columns), of_rows).subquery()
         keys = [both.c[column.name] for column in UsageHour.__table__.primary_key]
         sums = [column for column in both.c if column not in set(keys)]
-        wrong = (
+        groups = (
             select(both.c.tenant_id, both.c.created_at, both.c.model)
             .group_by(*keys)
             .having(or_(*(func.sum(column) != 0 for column in sums)))
-            .order_by(*keys)
+            .subquery()
         )
+        wrong = select(groups).distinct().order_by(*groups.c)
         return [(row[0], row[1], row[2]) for row in await self._session.execute(wrong)]
 
     async def storage(self) -> Sequence[tuple[StorageRecord, StoragePrice]]:

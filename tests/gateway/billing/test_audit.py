@@ -67,6 +67,7 @@ async def test_tampering_is_found(finished: str, context, change: Any, message: 
         await session.execute(change)
     found = [str(violation) for violation in await audit(context.database, context.store)]
     assert any(message in violation for violation in found), found
+    assert len(set(found)) == len(found)
 
 
 async def test_a_lost_output_is_found(finished: str, context) -> None:
