@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, exists, func, literal_column, not_, or_, select
+from sqlalchemy import Select, and_, delete, exists, func, not_, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from gateway.auth.scope import SharedScope, TenantScope
@@ -21,12 +21,9 @@ from gateway.models import (
     Request,
     Tenant,
 )
+from gateway.models.request import is_out
 
 Session = ReadSession | WriteSession
-
-_IS_OUT: ColumnElement[bool] = literal_column(  # see `gateway.jobs.states`, a layer above
-    "requests.state IN ('dispatched', 'running')"
-)
 
 
 class BaseModelRepository:
@@ -279,7 +276,7 @@ def _is_unused(deleted_before: int) -> ColumnElement[bool]:
         Adapter.id == AdapterRevision.adapter_id,
         or_(AdapterRevision.status == "validating", and_(AdapterRevision.status == "ready", lives)),
     )
-    runs = exists().where(_IS_OUT, Request.adapter_revision_id == AdapterRevision.id, of_content)
+    runs = exists().where(is_out(), Request.adapter_revision_id == AdapterRevision.id, of_content)
     return not_(or_(kept, runs))
 
 

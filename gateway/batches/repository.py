@@ -8,13 +8,13 @@ from sqlalchemy import Select, Text, cast, delete, exists, func, literal, select
 
 from gateway.auth.limits import Limits
 from gateway.auth.scope import TenantScope
-from gateway.jobs.states import is_out
 from gateway.kit.clock import now_ms
 from gateway.kit.database import Database, ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.kit.sql import insert_ignoring
 from gateway.models import Batch, BatchModel, Request, Result, Tenant
 from gateway.models.base import Json
+from gateway.models.request import is_out
 
 Session = ReadSession | WriteSession
 _PAGE = 500

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from gateway.auth.scope import TenantScope
-from gateway.jobs.states import is_queued
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession
 from gateway.models import Request, UsageRecord
+from gateway.models.request import is_queued
 
 _LATELY_MS = 24 * 3600 * 1000
 _RECENT = 1000

@@ -13,7 +13,6 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    literal_column,
     or_,
     select,
     union_all,
@@ -36,12 +35,10 @@ from gateway.models import (
     UsageHour,
     UsageRecord,
 )
+from gateway.models.request import is_open
 
 _ENDED = ("completed", "expired", "cancelled")
 _CHUNK = 1000
-_IS_OPEN: ColumnElement[bool] = literal_column(
-    "requests.state IN ('queued', 'dispatched', 'running')"
-)  # literal, for the partial index
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +159,7 @@ class AuditRepository:
         """Accounts that do not hold what the tenant's open requests reserved: tenant, held, due."""
         open_sum = (
             select(Request.tenant_id, func.sum(Request.reserved_nano).label("due"))
-            .where(_IS_OPEN)
+            .where(is_open())
             .group_by(Request.tenant_id)
             .subquery()
         )

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import exists, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from gateway.jobs.states import is_out, is_queued
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.models import Batch, Request
+from gateway.models.request import is_out, is_queued
 from worker.protocol.types import REQUEST_CLASSES
 
 

@@ -7,10 +7,10 @@ import structlog
 from sqlalchemy import select, update
 
 from gateway.collector.fold import Fold
-from gateway.jobs.states import is_out
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.models import BaseModel, Request
+from gateway.models.request import is_out
 from worker.protocol.types import RequestId, WorkerLimits
 
 GRACE_MS = 30_000

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import exists, or_, select, update
 
-from gateway.jobs.states import is_queued
 from gateway.jobs.withdrawal import keeps_its_adapter
 from gateway.kit.clock import now_ms
 from gateway.kit.database import WriteSession
 from gateway.kit.sql import among
 from gateway.models import AdapterRevision, Batch, Request, Tenant
+from gateway.models.request import is_queued
 from worker.protocol.types import AdapterRef
 
 

@@ -6,9 +6,9 @@ from sqlalchemy import select, update
 
 from gateway.adapters.repository import BaseModelRepository
 from gateway.errors import Conflict, NotFound
-from gateway.jobs.states import is_out
 from gateway.kit.context import Context
 from gateway.models import Request
+from gateway.models.request import is_out
 from worker.queue.base import ClassDepth, DeadLetter
 
 

@@ -6,11 +6,11 @@ from sqlalchemy import Select, func, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from gateway.auth.scope import TenantScope
-from gateway.jobs.states import is_open, is_out
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
 from gateway.kit.pagination import Page, PageRequest, fetch_page
 from gateway.models import Request, Result, Tenant
+from gateway.models.request import is_open, is_out
 
 _IS_JOB: ColumnElement[bool] = literal_column("requests.kind = 'job'")
 _STATES: dict[str, Sequence[str]] = {"queued": ("queued", "dispatched")}

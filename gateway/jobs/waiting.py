@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 
-from gateway.jobs.states import is_open
 from gateway.kit.context import Context
 from gateway.kit.database import ReadSession
 from gateway.models import Request
+from gateway.models.request import is_open
 from worker.protocol.types import RequestId
 
 _LOOK_EVERY = 5.0

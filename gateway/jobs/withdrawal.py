@@ -18,11 +18,11 @@ from sqlalchemy.sql.elements import ColumnElement
 from gateway.errors import NotFound
 from gateway.jobs.locking import Standing, lock
 from gateway.jobs.settlement import Settlement, settle
-from gateway.jobs.states import is_out, is_queued
 from gateway.kit.context import Context
 from gateway.kit.database import ReadSession
 from gateway.kit.sql import among
 from gateway.models import Adapter, AdapterGrant, AdapterRevision, Request
+from gateway.models.request import is_out, is_queued
 from worker.protocol.types import RequestId
 from worker.queue.base import QueueUnavailable
 

@@ -1,9 +1,28 @@
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import ColumnElement, ForeignKey, Index, UniqueConstraint, literal_column, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.models.base import Base, Count, Id, JsonObject, Ms
+
+_QUEUED = "state = 'queued'"
+_OUT = "state IN ('dispatched', 'running')"
+_OPEN = "state IN ('queued', 'dispatched', 'running')"
+
+
+def is_queued() -> ColumnElement[bool]:
+    """Like those below it is literal SQL, the condition of partial indices: a bound parameter
+    would keep SQLite and Postgres from using them."""
+    return literal_column(f"requests.{_QUEUED}")
+
+
+def is_out() -> ColumnElement[bool]:
+    """In the queue or on a worker."""
+    return literal_column(f"requests.{_OUT}")
+
+
+def is_open() -> ColumnElement[bool]:
+    return literal_column(f"requests.{_OPEN}")
 
 
 class Request(Base):
@@ -33,8 +52,8 @@ class Request(Base):
             "request_class",
             "sort_key",
             "id",
-            sqlite_where=text("state = 'queued'"),
-            postgresql_where=text("state = 'queued'"),
+            sqlite_where=text(_QUEUED),
+            postgresql_where=text(_QUEUED),
         ),
         Index(
             "ix_requests_dispatched",
@@ -42,8 +61,8 @@ class Request(Base):
             "tenant_id",
             "request_class",
             "dispatched_at",
-            sqlite_where=text("state IN ('dispatched', 'running')"),
-            postgresql_where=text("state IN ('dispatched', 'running')"),
+            sqlite_where=text(_OUT),
+            postgresql_where=text(_OUT),
         ),
         Index(
             "ix_requests_jobs",
@@ -56,14 +75,14 @@ class Request(Base):
         Index(
             "ix_requests_open_jobs",
             "tenant_id",
-            sqlite_where=text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
-            postgresql_where=text("kind = 'job' AND state IN ('queued', 'dispatched', 'running')"),
+            sqlite_where=text(f"kind = 'job' AND {_OPEN}"),
+            postgresql_where=text(f"kind = 'job' AND {_OPEN}"),
         ),
         Index(
             "ix_requests_open_deadline",
             "deadline_at",
-            sqlite_where=text("state IN ('queued', 'dispatched', 'running')"),
-            postgresql_where=text("state IN ('queued', 'dispatched', 'running')"),
+            sqlite_where=text(_OPEN),
+            postgresql_where=text(_OPEN),
         ),
         Index("ix_requests_batch_state", "batch_id", "state"),
     )

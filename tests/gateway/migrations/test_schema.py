@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import ColumnElement, inspect, select, text
 
 from gateway.cli.edge import describe
 from gateway.kit.migrations import (
@@ -17,7 +18,8 @@ from gateway.kit.migrations import (
     migration_transaction,
     sync_url,
 )
-from gateway.models import Base
+from gateway.models import Base, Request
+from gateway.models.request import is_open, is_out, is_queued
 
 
 def test_models_and_migrations_describe_the_same_schema(database_url: str) -> None:
@@ -33,6 +35,29 @@ def test_partial_indexes_are_partial(database_url: str) -> None:
         indexes = {index["name"]: index for index in inspect(connection).get_indexes("requests")}
     options = indexes["ix_requests_queued"]["dialect_options"]
     assert any("queued" in str(where) for where in options.values())
+
+
+@pytest.mark.parametrize(
+    ("condition", "index"),
+    [
+        (is_queued, "ix_requests_queued"),
+        (is_out, "ix_requests_dispatched"),
+        (is_open, "ix_requests_open_deadline"),
+    ],
+)
+def test_conditions_are_those_of_partial_indexes(
+    database_url: str, condition: Callable[[], ColumnElement[bool]], index: str
+) -> None:
+    one = Request.deadline_at < 1 if condition is is_open else Request.base_model == "tiny"
+    with migration_transaction(sync_url(database_url)) as connection:
+        query = select(Request.id).where(condition(), one)
+        sql = query.compile(connection, compile_kwargs={"literal_binds": True})
+        explain = "EXPLAIN QUERY PLAN"
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL enable_seqscan = off"))
+            explain = "EXPLAIN"
+        plan = connection.execute(text(f"{explain} {sql}")).all()
+    assert index in str(plan)
 
 
 def test_a_default_price_exists(database_url: str) -> None:
