@@ -15,6 +15,7 @@ from gateway.adapters.ingest import ingest
 from gateway.adapters.lifecycle import add_revision, get_adapter, get_revision
 from gateway.adapters.upload import NAME, AdapterUpload
 from gateway.auth.scope import TenantScope, scope_for_background
+from gateway.cli.database import check_deployed
 from gateway.cli.errors import CommandError
 from gateway.kit.context import Context, open_context
 from gateway.kit.store import BlobTooLarge, write_blob
@@ -40,6 +41,7 @@ def add_adapter(
     if not NAME.fullmatch(name):
         raise CommandError(f"{name!r} is no adapter name: use letters, digits and any of . _ / : -")
     files = _files(folder)
+    check_deployed(settings)
     settings = settings.model_copy(update={"redis_url": settings.redis_url or _NO_REDIS})
     return asyncio.run(_add(settings, tenant, name, files, base_model))
 

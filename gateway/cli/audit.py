@@ -9,8 +9,11 @@ from gateway.cli.configuration import load_settings
 def audit() -> None:
     """Check that usage, outputs, batches and invoices agree; exit 1 and a list when not."""
     from gateway.billing.audit import run_audit
+    from gateway.cli.database import check_deployed
 
-    problems = run_audit(load_settings())
+    settings = load_settings()
+    check_deployed(settings)
+    problems = run_audit(settings)
     for problem in problems:
         click.echo(problem)
     if problems:

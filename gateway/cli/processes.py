@@ -15,6 +15,7 @@ from gateway.settings import Settings
 
 def start_process(settings: Settings) -> None:
     """What every server process begins with. Raises CommandError."""
+    from gateway.cli.database import check_deployed
     from gateway.kit.logging import configure_logging
 
     if settings.redis_url is None:
@@ -22,6 +23,7 @@ def start_process(settings: Settings) -> None:
             "REDIS_URL is not set: this process needs a Redis such as redis://127.0.0.1:6379/0; "
             "`batten up` runs everything with one of its own"
         )
+    check_deployed(settings)
     configure_logging(settings.log_level)
 
 
@@ -81,8 +83,10 @@ def control(check: bool) -> None:
 
 def _check_control(settings: Settings) -> None:
     """Raises CommandError."""
+    from gateway.cli.database import check_deployed
     from gateway.control.liveness import MOST_SECONDS, silent_seconds
 
+    check_deployed(settings)
     silent = asyncio.run(silent_seconds(settings))
     if silent is None:
         raise CommandError("no control task was ever consumed: is `batten control` running?")

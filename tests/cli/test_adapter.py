@@ -100,6 +100,17 @@ def test_an_archive_is_taken_too(tenant: str, folder: Path, tmp_path: Path) -> N
     assert batten("adapter", "add", tenant, "bot", str(archive)) == "bot@1\n"
 
 
+def test_without_a_deployment_nothing_is_added(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    monkeypatch.setenv("BATTEN_DATA", str(data))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    said = refused("adapter", "add", "acme", "bot", str(folder))
+    assert "there is no deployment here" in said
+    assert not data.exists()
+
+
 def test_what_cannot_be_served_is_refused_with_the_reason(tenant: str, folder: Path) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "IA3"}))

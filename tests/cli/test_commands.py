@@ -107,9 +107,34 @@ def test_of_errors_in_a_group_the_first_is_said() -> None:
 
 def test_a_database_without_tables_says_what_to_do(batten, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "batten.db").touch()
     done = batten("tenant", "list")
     assert done.returncode == 1
     assert "run `batten migrate`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["tenant", "list"],
+        ["tenant", "create", "acme"],
+        ["key", "create", "acme"],
+        ["key", "revoke", "key_0"],
+        ["adapter", "list", "acme"],
+        ["audit"],
+        ["control", "--check"],
+        ["api"],
+    ],
+)
+def test_where_there_is_no_deployment_none_is_made(batten, tmp_path: Path, args: list[str]) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    done = batten(*args, REDIS_URL="redis://127.0.0.1:1/0")
+    assert done.returncode == 1
+    (line,) = lines(done.stderr)
+    assert line.startswith(f"Error: there is no deployment here: {data / 'batten.db'} does not")
+    assert "`batten up` starts one" in line
+    assert not list(data.iterdir())
 
 
 def test_a_database_that_cannot_be_reached(batten) -> None:
