@@ -186,3 +186,18 @@ def test_a_block_that_collides_with_a_pinned_one_goes_before_those_above_it() ->
     fill_the_pool(harness)
     ask(harness, "again", prompt)
     assert harness.answers("again") == [harness.runner.expected(prompt, "", 0, 3)]
+
+
+def test_kept_blocks_are_counted_as_cached_and_as_nobodys() -> None:
+    """Nor do they count as slots that running sequences hold."""
+    slots = []
+    for prefixes in ([], [SharedPrefix(PREFIX)]):
+        harness = Harness(num_blocks=40, pinned_share=0.2)
+        harness.engine.share(prefixes)
+        ask(harness, "first", (*PREFIX, 50))
+        stats = harness.engine.stats()
+        assert (stats.blocks_used, stats.memory_use, stats.waste) == (0, 0, 0)
+        assert stats.blocks_cached == len(blocks(harness).cache) == 6
+        ask(harness, "second", OTHER, shared=0)
+        slots.append(harness.engine.counters.allocated_slots)
+    assert slots[0] == slots[1]

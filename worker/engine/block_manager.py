@@ -48,7 +48,13 @@ class BlockManager:
 
     @property
     def num_used(self) -> int:
+        """Blocks that cannot be had now."""
         return self.num_blocks - self.num_free
+
+    @property
+    def num_held(self) -> int:
+        """Of those, what sequences hold: the rest is kept for shared prefixes."""
+        return self.num_used - self.cache.num_kept
 
     def is_used(self, block: int) -> bool:
         return self._count[block] > 0

@@ -221,7 +221,7 @@ class Engine:
 
     def _count_slots(self) -> None:
         size, groups, scheduler = self.config.block_size, len(self.config.windows), self.scheduler
-        self.counters.allocated_slots += scheduler.blocks.num_used * size
+        self.counters.allocated_slots += scheduler.blocks.num_held * size
         self.counters.unused_slots += unused_slots(scheduler.running, size, groups)
 
     def _append(
