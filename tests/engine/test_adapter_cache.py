@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker.adapters.loader import ExtraTensors
-from worker.engine import adapter_cache
+from worker.engine import adapter_cache, remembered
 from worker.engine.adapter_cache import MOST_TOLD, AdapterCache
 from worker.engine.batch import AdapterLoadError
 from worker.engine.lora import LoraLinear
@@ -197,6 +197,44 @@ def test_an_invalid_adapter_fails_for_good_and_frees_its_rows(make):
         f.cache.prepare(A)
     assert f.source.loads == ["a"]
     assert f.cache.free_rank() == 8
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_what_is_known_of_adapters_is_bounded(make, monkeypatch, wrong):
+    """What was forgotten is found out again: a failure, what it takes, that it passed its probe."""
+    monkeypatch.setattr(remembered, "MOST", 3)
+    f = make()
+    refs = [AdapterRef(f"{number}", 1) for number in range(6)]
+    for ref in refs:
+        f.source.biased.add(ref.digest)
+        if wrong:
+            f.source.errors[ref.digest] = AdapterLoadError("adapter_invalid", "broken")
+    act = f.fail if wrong else f.load
+    for ref in refs:
+        act(ref)
+    known = [value for value in vars(f.cache).values() if isinstance(value, remembered.Remembered)]
+    assert max(map(len, known)) == 3
+    loads = len(f.source.loads)
+    if wrong:
+        act(refs[0])
+        with pytest.raises(AdapterLoadError, match="broken"):
+            f.cache.prepare(refs[5])
+        assert len(f.source.loads) == loads + 1
+
+
+def test_an_adapter_that_is_not_remembered_is_probed_whole(make, monkeypatch):
+    monkeypatch.setattr(remembered, "MOST", 2)
+    probed, probe = [], RankPool.probe
+
+    def noted(self, rows, adapter, *, again):
+        probed.append(again)
+        probe(self, rows, adapter, again=again)
+
+    monkeypatch.setattr(RankPool, "probe", noted)
+    f = make(rank=4)
+    for digest in "abacab":  # each in the place of the one before
+        f.load(AdapterRef(digest, 4))
+    assert probed == [False, False, True, False, True, False]
 
 
 def test_an_unavailable_adapter_may_be_tried_again_later(make):

@@ -25,6 +25,7 @@ from worker.engine.host_adapters import HostAdapters
 from worker.engine.metrics import AdapterCounts
 from worker.engine.rank_pool import LoadedAdapter, RankPool
 from worker.engine.rank_rows import RankRows
+from worker.engine.remembered import Remembered
 from worker.protocol.errors import AdapterErrorCode
 from worker.protocol.types import AdapterRef
 
@@ -83,18 +84,18 @@ class AdapterCache:
         self._pool = pool
         self._source = source
         self._extra_memory = extra_memory
-        self._extra_bytes: dict[str, int] = {}
+        self._extra_bytes = Remembered[int]()
         self._retry_after = retry_after
         self._patience = patience
         self._away_seconds = away_seconds
-        self._away_since: dict[str, float] = {}
+        self._away_since = Remembered[float]()
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._rows = RankRows(pool.rank)
         self._resident: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
-        self._failures: dict[str, _Failure] = {}
-        self._probed: set[str] = set()
+        self._failures = Remembered[_Failure]()
+        self._probed = Remembered[None]()
         self._host = HostAdapters(host_memory)
         self._counts = AdapterCounts()
         self._reading: dict[str, Future[LoadedAdapter]] = {}
@@ -266,7 +267,7 @@ class AdapterCache:
         rows = self._resident[adapter.digest].rows
         self._pool.write(rows, loaded)
         self._pool.probe(rows, loaded, again=adapter.digest in self._probed)
-        self._probed.add(adapter.digest)
+        self._probed[adapter.digest] = None
 
     def _loaded(self, adapter: AdapterRef, loaded: LoadedAdapter) -> None:
         with self._lock:
