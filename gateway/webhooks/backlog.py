@@ -1,8 +1,9 @@
 """What waits to be sent, and how endpoints are: of the whole deployment, for operators.
 
-A dead receiver's deliveries wait for days, and whoever asks must not count millions of them. So no
-more than the oldest `COUNTED` are counted; since when the first one is due is found by one probe of
-an index for each endpoint.
+A dead receiver's deliveries wait for days, tenants may have hundreds of thousands of endpoints, and
+whoever asks must not count them all. So no more than `COUNTED` are, of deliveries the oldest, of
+endpoints those that come first in an index; since when the first delivery is due is found by one
+probe of an index for each endpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ENDPOINT_STATES = ("healthy", "failing", "paused", "disabled")
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Counts by state, every state named, of `pending` at most `COUNTED` in all; how long the first
+    """Counts by state, every state named, of each kind at most `COUNTED` in all; how long the first
     delivery that is due has been so."""
 
     pending: Mapping[str, int]
@@ -64,6 +65,8 @@ async def _endpoints(session: ReadSession, now: int) -> Mapping[str, int]:
     registered = (
         select(state.label("shown"))
         .where(IS_REGISTERED, WebhookEndpoint.deleted_at.is_(None))
+        .order_by(WebhookEndpoint.tenant_id, WebhookEndpoint.created_at, WebhookEndpoint.id)
+        .limit(COUNTED)
         .subquery()
     )
     return await _counts(session, registered, ENDPOINT_STATES)

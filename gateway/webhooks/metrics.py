@@ -69,7 +69,8 @@ def families(counts: Mapping[str, float], backlog: Backlog) -> Iterator[Any]:
     )
     yield _gauge(
         "batten_webhook_endpoints",
-        "Registered endpoints: healthy, failing, paused after failures, or disabled",
+        "Registered endpoints: healthy, failing, paused after failures, or disabled; no more than "
+        f"{COUNTED:,} are counted",
         backlog.endpoints,
     )
     late = GaugeMetricFamily(

@@ -122,6 +122,15 @@ async def test_a_scrape_counts_no_more_than_the_oldest(
     assert value(text, "batten_webhook_overdue_seconds") >= 90
 
 
+async def test_a_scrape_counts_no_more_endpoints_than_that(
+    hooks: Hooks, receiver: Receiver, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "COUNTED", 2)
+    for _ in range(3):
+        await hooks.add(receiver.url())
+    assert endpoints(await scrape(http)) == {"healthy": 2}
+
+
 async def test_deliveries_that_run_out_of_time_have_failed(
     hooks: Hooks, receiver: Receiver, http: httpx.AsyncClient
 ) -> None:
