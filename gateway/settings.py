@@ -93,6 +93,9 @@ class Settings(BaseSettings):
         100 * 2**30, ge=1, description="Most bytes of a tenant's adapters, all revisions together"
     )
     file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
+    idempotency_hours: int = Field(
+        24, ge=1, description="Hours for which an Idempotency-Key gives its first answer again"
+    )
     long_poll_seconds: float = Field(60.0, gt=0, description="Longest wait of a long poll")
     sync_seconds: float = Field(600.0, gt=0, description="Longest synchronous call")
     secret_key: SecretStr | None = Field(

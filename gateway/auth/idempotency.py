@@ -31,7 +31,6 @@ from gateway.models import IdempotencyKey
 IdempotencyHeader = Annotated[
     str | None, Header(alias="idempotency-key", min_length=1, max_length=255)
 ]
-KEPT_MS = 24 * 3600 * 1000
 OPERATORS = "operators"
 """The owner of operators' keys, in place of a tenant's id."""
 
@@ -229,7 +228,7 @@ def fingerprint(*parts: str | bytes | None) -> str:
     return digest.hexdigest()
 
 
-async def forget_old_keys(session: WriteSession) -> None:
-    """For a sweep: keys older than a day may be used again."""
-    before = now_ms() - KEPT_MS
+async def forget_old_keys(session: WriteSession, hours: int) -> None:
+    """For a sweep: keys older than that may be used again."""
+    before = now_ms() - hours * 3_600_000
     await session.execute(delete(IdempotencyKey).where(IdempotencyKey.created_at < before))

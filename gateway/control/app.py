@@ -109,7 +109,7 @@ async def bill(context: Context) -> None:
 
 async def clean_keys(context: Context) -> None:
     async with context.database.write() as session:
-        await forget_old_keys(session)
+        await forget_old_keys(session, context.settings.idempotency_hours)
 
 
 async def beat(context: Context) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.idempotency import KEPT_MS, Idempotency, fingerprint, forget_old_keys
+from gateway.auth.idempotency import Idempotency, fingerprint, forget_old_keys
 from gateway.errors import Conflict
 from gateway.kit.clock import now_ms
 from gateway.kit.database import Database
@@ -63,11 +63,14 @@ async def test_a_key_is_released_by_whom_it_stands_for_alone(database: Database,
         assert (await call(database, tenant, "a"))[0] == made
 
 
-async def test_keys_are_forgotten_after_a_day(database: Database, tenant) -> None:
+async def test_keys_are_forgotten_after_their_hours(database: Database, tenant) -> None:
     await call(database, tenant, "a")
     async with database.write() as session:
         row = await session.get_one(IdempotencyKey, (tenant.tenant_id, "/v1/things", "k"))
-        row.created_at = now_ms() - KEPT_MS - 1
+        row.created_at = now_ms() - 2 * 3_600_000 - 1
     async with database.write() as session:
-        await forget_old_keys(session)
+        await forget_old_keys(session, 3)
+    assert (await call(database, tenant, "a"))[0] == 0
+    async with database.write() as session:
+        await forget_old_keys(session, 2)
     assert (await call(database, tenant, "b"))[0] == 1
