@@ -92,6 +92,9 @@ class Settings(BaseSettings):
     tenant_adapter_bytes: int = Field(
         100 * 2**30, ge=1, description="Most bytes of a tenant's adapters, all revisions together"
     )
+    deleted_adapter_hours: int = Field(
+        1, ge=0, description="Hours until files of a deleted adapter leave the store"
+    )
     file_days: int = Field(30, ge=1, description="Days until an uploaded batch file expires")
     idempotency_hours: int = Field(
         24, ge=1, description="Hours for which an Idempotency-Key gives its first answer again"

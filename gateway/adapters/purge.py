@@ -13,11 +13,9 @@ from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 ORPHAN_AGE = timedelta(days=1)
 
-CONTENT_AGE = timedelta(hours=1)
-"""Files stay so long after the last adapter that has them was deleted."""
-
-GIVEN_UP = timedelta(minutes=10)
-"""A sweep that began so long ago and has not ended died: the store's time limits are shorter."""
+GIVEN_UP = 20
+"""So many of the store's time limits after it began, a sweep that has not ended died: it makes
+`content_keys` requests between its two transactions."""
 
 _AT_ONCE = 500
 
@@ -27,8 +25,9 @@ def content_keys(digest: str) -> list[str]:
     return [f"adapters/{digest}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)]
 
 
-async def purge_contents(context: Context, age: timedelta = CONTENT_AGE) -> int:
-    """For a sweep. Returns how many contents went."""
+async def purge_contents(context: Context, age: timedelta) -> int:
+    """For a sweep: files stay so long after the last adapter that has them was deleted. Returns
+    how many contents went."""
     before = _ago(age)
     async with context.database.read() as session:
         found = await ContentRepository(session).unused(before, _AT_ONCE)
@@ -37,9 +36,10 @@ async def purge_contents(context: Context, age: timedelta = CONTENT_AGE) -> int:
 
 async def _purge(context: Context, digest: str, before: int) -> bool:
     begun = now_ms()
+    given_up = _ago(timedelta(seconds=GIVEN_UP * context.settings.store_seconds))
     async with context.database.write() as session:
         if not await ContentRepository(session).begin_purge(
-            digest, deleted_before=before, now=begun, given_up=_ago(GIVEN_UP)
+            digest, deleted_before=before, now=begun, given_up=given_up
         ):
             return False
     gone = all([await sweep_blob(context.store, key) for key in content_keys(digest)])

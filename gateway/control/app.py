@@ -7,6 +7,7 @@ a lost message costs time, never work.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 
 from celery import Celery
 
@@ -99,7 +100,7 @@ async def clean_store(context: Context) -> None:
     await purge_files(context)
     await remove_orphans(context)
     await remove_orphan_uploads(context)
-    await purge_contents(context)
+    await purge_contents(context, timedelta(hours=context.settings.deleted_adapter_hours))
 
 
 async def bill(context: Context) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy import select, update
 from gateway.adapters import purge
 from gateway.adapters.ingest import ingest, waiting_revisions
 from gateway.adapters.purge import content_keys, purge_contents
+from gateway.control.app import clean_store
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
 from gateway.kit.store import sweep_blob
@@ -37,13 +39,13 @@ async def contents(context: Context) -> list[str]:
         return list(await session.scalars(select(AdapterContent.digest)))
 
 
-async def test_files_of_a_deleted_adapter_go_after_an_hour(
+async def test_files_of_a_deleted_adapter_go_after_a_while(
     client: httpx.AsyncClient, context: Context, make_folder: MakeFolder
 ) -> None:
     await add(client, context, make_folder(seed=1))
     kept = await add(client, context, make_folder(seed=2), "kept")
     await remove(client)
-    assert await purge_contents(context) == 0
+    assert await purge_contents(context, timedelta(hours=1)) == 0
     assert await purge_contents(context, NOW) == 1
     assert await stored_keys(context) == content_keys(kept["digest"])
     assert await contents(context) == [kept["digest"]]
@@ -135,6 +137,25 @@ async def test_an_upload_of_what_was_purged_is_stored_again(
     assert await stored_keys(context) == content_keys(again["digest"])
 
 
+async def pass_since_the_mark(context: Context, time: timedelta) -> None:
+    async with context.database.write() as session:
+        for content in await session.scalars(select(AdapterContent)):
+            assert content.purging_at is not None
+            content.purging_at -= int(time.total_seconds() * 1000)
+
+
+async def test_the_sweep_keeps_files_as_long_as_the_settings_say(
+    client: httpx.AsyncClient, context: Context, make_folder: MakeFolder
+) -> None:
+    await add(client, context, make_folder())
+    await remove(client)
+    await clean_store(context)
+    assert len(await contents(context)) == 1
+    settings = context.settings.model_copy(update={"deleted_adapter_hours": 0})
+    await clean_store(replace(context, settings=settings))
+    assert await contents(context) == []
+
+
 async def test_an_upload_waits_until_old_files_of_its_content_are_gone(
     client: httpx.AsyncClient,
     context: Context,
@@ -156,7 +177,9 @@ async def test_an_upload_waits_until_old_files_of_its_content_are_gone(
     await ingest(context, second)
     assert await waiting_revisions(context) == [second]
     assert await purge_contents(context, NOW) == 0, "another sweep may still be at it"
-    monkeypatch.setattr(purge, "GIVEN_UP", NOW)
+    await pass_since_the_mark(context, timedelta(minutes=9))
+    assert await purge_contents(context, NOW) == 0
+    await pass_since_the_mark(context, timedelta(minutes=1))
     assert await purge_contents(context, NOW) == 1
     assert await contents(context) == []
     await ingest(context, second)
