@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import obstore
 import structlog
-from obstore.exceptions import PermissionDeniedError
-from obstore.store import ObjectStore
+from obstore.exceptions import GenericError, PermissionDeniedError
+from obstore.store import LocalStore, ObjectStore
+
+from worker.protocol.object_store import reason
 
 READ_CHUNK = 4 * 2**20
 
@@ -77,10 +79,13 @@ async def delete_blob(store: ObjectStore, key: str) -> None:
 
 async def sweep_blob(store: ObjectStore, key: str) -> bool:
     """False, and logged, when the store refuses it: a sweep's other blobs must not wait for one
-    that is kept by a lock or a policy. Raises the store's other errors."""
+    that is kept by a lock, a policy or a folder's permissions. Raises the store's other errors."""
     try:
         await delete_blob(store, key)
-    except PermissionDeniedError as error:
-        _log.error("blob_not_deleted", key=key, error=str(error))
+    except (PermissionDeniedError, GenericError) as error:
+        is_refused = isinstance(error, PermissionDeniedError) or isinstance(store, LocalStore)
+        if not is_refused:  # the store is away: so would it be for the others
+            raise
+        _log.error("blob_not_deleted", key=key, error=reason(error))
         return False
     return True

@@ -20,6 +20,7 @@ from obstore.exceptions import PermissionDeniedError
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 from sqlalchemy import update
+from structlog.testing import capture_logs
 
 from gateway import heartbeats
 from gateway.batches import sweep
@@ -138,6 +139,29 @@ async def test_a_blob_that_the_store_refuses_to_delete_holds_up_no_other(
         assert await purge_files(deployment.context) == 0
         assert await remove_orphans(deployment.context, timedelta(seconds=-1)) == 0
     assert await purge_files(deployment.context) == 1
+
+
+async def test_a_file_that_cannot_be_deleted_holds_up_no_other(
+    openai_client: AsyncOpenAI, deployment: Any
+) -> None:
+    """A folder in a file's place is what even root cannot delete as a file."""
+    create = openai_client.files.create
+    files = [await create(file=("a.jsonl", b"{}"), purpose="batch") for _ in range(3)]
+    keys = [f"files/{file.id}" for file in files]
+    for file in files:
+        await openai_client.files.delete(file.id)
+    context = deployment.context
+    stuck = Path(context.settings.effective_store.removeprefix("file://")) / keys[0]
+    stuck.unlink()
+    stuck.mkdir()
+    with capture_logs() as logged:
+        assert await purge_files(context) == 2
+    (said,) = [line for line in logged if line["event"] == "blob_not_deleted"]
+    assert said["key"] == keys[0]
+    assert said["error"].endswith("Is a directory (os error 21)")
+    assert await obstore.list(context.store).collect_async() == []
+    stuck.rmdir()
+    assert await purge_files(context) == 1
 
 
 async def test_blobs_of_deleted_files_go_when_no_batch_reads_them(

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from obstore.exceptions import GenericError
 from openai import AsyncOpenAI
 
 from gateway.adapters.ingest import ingest
@@ -169,3 +170,13 @@ class TestOutage:
         job = {"endpoint": "/v1/completions", "body": {"model": "tiny", "prompt": "Hi"}}
         assert (await client.post("/v1/jobs", json=job)).status_code == 202
         assert len((await client.get("/v1/files")).json()["data"]) == 1
+
+    async def test_a_store_that_is_away_ends_a_sweep(
+        self, client: httpx.AsyncClient, context: Context, server: S3Server
+    ) -> None:
+        form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        file = (await client.post("/v1/files", **form)).json()  # type: ignore[arg-type]
+        await client.delete(f"/v1/files/{file['id']}")
+        server.stop()
+        with pytest.raises(GenericError):
+            await purge_files(context)
