@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, String
+from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from gateway.models.base import Base, Id, JsonObject, Ms
@@ -37,7 +37,8 @@ class ApiKey(Base):
 
 class IdempotencyKey(Base):
     """The first answer to a POST, given again to the same key and body. `owner` is a tenant's id,
-    or stands for the operators. `path` is its digest. `response` holds no secret."""
+    or stands for the operators. `path` is its digest. `response` holds no secret, and keeps the
+    order of its keys, as JSONB would not."""
 
     __tablename__ = "idempotency_keys"
 
@@ -46,5 +47,5 @@ class IdempotencyKey(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     fingerprint: Mapped[str]
     status: Mapped[int | None]
-    response: Mapped[JsonObject | None]
+    response: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     created_at: Mapped[Ms] = mapped_column(index=True)

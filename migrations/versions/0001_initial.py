@@ -228,7 +228,7 @@ def create_tables() -> None:
         sa.Column("key", sa.String(), nullable=False),
         sa.Column("fingerprint", sa.String(), nullable=False),
         sa.Column("status", sa.Integer(), nullable=True),
-        sa.Column("response", JSON, nullable=True),
+        sa.Column("response", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("owner", "path", "key", name=op.f("pk_idempotency_keys")),
     )

@@ -322,7 +322,7 @@ async def test_a_post_with_the_same_key_is_done_once(world: World, path: str) ->
     assert "idempotent-replayed" not in first.headers
     before = await contents(world)
     again = await send(world, url, body)
-    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert (again.status_code, again.content) == (first.status_code, first.content)
     assert again.headers["idempotent-replayed"] == "true"
     conflict = await send(world, url, call.other)
     assert (conflict.status_code, conflict.json()["error"]["code"]) == (409, "idempotency_conflict")
