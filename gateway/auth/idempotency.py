@@ -196,9 +196,9 @@ class Once:
 
 
 async def body_fingerprint(request: Request) -> str:
-    """Of a JSON body, whatever the order of its keys."""
+    """Of a JSON body, whatever the order of its keys. None is one that leaves out everything."""
     body = await request.body()
-    return fingerprint(msgspec.json.encode(msgspec.json.decode(body or b"null"), order="sorted"))
+    return fingerprint(msgspec.json.encode(msgspec.json.decode(body or b"{}"), order="sorted"))
 
 
 Fingerprint = Annotated[str, Depends(body_fingerprint)]

@@ -331,6 +331,19 @@ async def test_a_post_with_the_same_key_is_done_once(world: World, path: str) ->
     assert owner == (OPERATORS if "/admin/" in path else world.tenant.tenant_id)
 
 
+@pytest.mark.parametrize("action", ["rotate_secret", "rollback"])
+async def test_no_body_is_an_empty_one(world: World, action: str) -> None:
+    if action == "rollback":
+        path = f"/v1/adapters/{(await made_adapter(world, world.tenant.tenant_id))['adapter']}"
+    else:
+        path = f"/v1/webhook_endpoints/{(await made_endpoint(world))['webhook_endpoint_id']}"
+    first = await send(world, f"{path}/{action}", None)
+    assert first.is_success, first.text
+    again = await send(world, f"{path}/{action}", {})
+    assert (again.status_code, again.content) == (first.status_code, first.content)
+    assert again.headers["idempotent-replayed"] == "true"
+
+
 @pytest.mark.parametrize(("path", "name"), SECRETS.items())
 async def test_a_secret_is_shown_again_and_stored_nowhere(
     world: World, path: str, name: str
