@@ -74,6 +74,14 @@ BATTEN_INLINE Lanes raw(const void* x) {
   return lanes;
 }
 
+// Loaded once: the compiler may otherwise load it anew for every use.
+BATTEN_INLINE Lanes in_register(Lanes x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
 BATTEN_INLINE Lanes load(const float* x) { return raw(x); }
 
 BATTEN_INLINE Lanes load(const bfloat16* x) {

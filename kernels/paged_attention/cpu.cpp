@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -25,6 +26,7 @@ constexpr int GROUPS = KEYS / LANES;
 constexpr int64_t SPLIT = 1024;
 constexpr int ROWS = 6;           // of a register tile
 constexpr float LOG2_E = 1.44269504f;
+constexpr int64_t AHEAD = 192 << 10;  // of what comes next that is fetched
 constexpr int64_t ENOUGH = 4;     // tasks of a thread, for all to end at about the same time
 
 struct Item {  // neighbouring queries of one sequence
@@ -52,6 +54,10 @@ struct Call {
   const Item* items;
   const float* sinks;
   T* out;
+
+  const int64_t* table_of(int64_t item) const {
+    return tables + items[item].sequence * s.table_width;
+  }
 };
 
 struct Range {  // of keys of a tile
@@ -81,13 +87,71 @@ class Buffer {
   size_t size_ = 0;
 };
 
+struct Visit {  // of items [first, last) to keys [position, position + count)
+  int64_t first, last, position, count;
+};
+
+// What a thread computes in, kept from task to task and from call to call.
+struct Scratch {
+  Buffer<float> keys, values, queries, scores, tops, shrinks, parts, totals;
+  Buffer<Range> ranges;
+  Buffer<int64_t> offsets;
+};
+
+// Some parts of the rows of items [first, stop), over some kv heads; whole: all their parts.
+struct Piece {
+  int64_t first, stop, head, heads, split, splits;
+  bool whole;
+};
+
+template <typename T>
+int64_t begin(const Call<T>& call, int64_t item) {
+  return call.s.window ? std::max<int64_t>(call.items[item].position - call.s.window + 1, 0) : 0;
+}
+
+// Adds visits to tiles [tile, stop) of items [first, last), those that share a tile together.
+template <typename T>
+void plan_visits(const Call<T>& call, int64_t first, int64_t last, int64_t tile, int64_t stop,
+                 std::vector<Visit>& visits) {
+  int64_t from = begin(call, first), to = call.items[first].end();
+  for (int64_t i = first + 1; i < last; i++) {
+    from = std::min(from, begin(call, i));
+    to = std::max(to, call.items[i].end());
+  }
+  tile = std::max(tile, from / KEYS);
+  stop = std::min(stop, (to + KEYS - 1) / KEYS);
+  for (; tile < stop; tile++) {
+    const auto shares = [&](int64_t i) { return call.items[i].shared >= (tile + 1) * KEYS; };
+    int64_t run = first + 1;
+    while (run < last && shares(run)) run++;
+    if (run < last) {
+      for (int64_t start = first; start < last; start = run) {
+        for (run = start + 1; run < last && shares(run);) run++;
+        plan_visits(call, start, run, tile, stop, visits);
+      }
+      return;
+    }
+    visits.push_back({first, last, tile * KEYS, std::min(to - tile * KEYS, KEYS)});
+  }
+}
+
 // Blocks lie anywhere in memory, where the processor's own prefetching doesn't follow. What comes
 // next is fetched a few lines at a time, between computations: all at once there is no room for.
 class Ahead {
  public:
   void add(const void* from, int64_t bytes) {
-    chunks_.push_back({static_cast<const char*>(from), bytes});
+    if (next_ > MANY) {
+      chunks_.erase(chunks_.begin(), chunks_.begin() + next_);
+      next_ = 0;
+    }
+    Chunk& chunk = chunks_.emplace_back();
+    chunk.from = static_cast<const char*>(from);
+    chunk.stop = chunk.from + bytes;
+    added_++;
   }
+
+  // How many chunks there have been.
+  int64_t added() const { return added_; }
 
   // Lines for `turns` of a loop at most, of which each fetches so many from `at` on, or, where
   // there are none left, its own again.
@@ -111,42 +175,115 @@ class Ahead {
     share.at += share.step;
   }
 
-  // What is left.
-  void fetch_all() {
-    for (; at_ < stop_ || advance(); at_ += LINE) __builtin_prefetch(at_, 0, 2);
+  // The first `chunks` of all there have been.
+  void fetch_until(int64_t chunks) {
+    while (begun_ < chunks || (begun_ == chunks && at_ < stop_)) {
+      if (at_ >= stop_) advance();
+      for (; at_ < stop_; at_ += LINE) __builtin_prefetch(at_, 0, 2);
+    }
   }
 
  private:
   static constexpr int64_t LINE = 64;
+  static constexpr size_t MANY = 512;
   struct Chunk {
-    const char* from;
-    int64_t bytes;
+    const char *from, *stop;
   };
 
   bool advance() {
-    if (chunks_.empty()) return false;
-    const Chunk chunk = chunks_.back();
-    chunks_.pop_back();
-    at_ = chunk.from;
-    stop_ = at_ + chunk.bytes;
+    if (next_ == chunks_.size()) return false;
+    at_ = chunks_[next_].from;
+    stop_ = chunks_[next_].stop;
+    next_++;
+    begun_++;
     return true;
   }
 
   std::vector<Chunk> chunks_;
+  size_t next_ = 0;
   const char *at_ = nullptr, *stop_ = nullptr;
+  int64_t added_ = 0, begun_ = 0;
 };
 
-struct Visit {  // of items [first, last) to keys [position, position + count)
-  int64_t first, last, position, count;
-};
-
-// What a thread computes in, kept from task to task and from call to call.
-struct Scratch {
-  Buffer<float> keys, values, queries, scores, tops, shrinks, parts, totals;
-  Buffer<Range> ranges;
-  Buffer<int64_t> offsets;
+// A piece, and which tiles its rows walk to in which order.
+struct Plan {
+  const Piece* piece = nullptr;
   std::vector<Visit> visits;
-  Ahead ahead;
+  size_t fetched = 0;  // visits whose keys and values are being fetched, or have been
+};
+
+// What a thread computes, and fetches meanwhile. It claims a piece while it computes another.
+template <typename T>
+class Course {
+ public:
+  Course(const Call<T>& call, const std::vector<Piece>& pieces, std::atomic<size_t>& claimed)
+      : call_(call), pieces_(pieces), claimed_(claimed), visits_ahead_(AHEAD / visit_bytes()) {}
+
+  // To the next piece, or null.
+  const Plan* advance() {
+    now_.piece = nullptr;
+    std::swap(now_, then_);
+    return now_.piece || claim(now_) ? &now_ : nullptr;
+  }
+
+  Ahead& ahead() { return ahead_; }
+
+  void begin_visit() {
+    while (ends_.size() < visits_ahead_ + 2) {
+      Plan& plan = now_.fetched < now_.visits.size() ? now_ : then_;
+      if (!plan.piece && !claim(plan)) return;
+      if (plan.fetched == plan.visits.size()) return;
+      add(*plan.piece, plan.visits[plan.fetched++]);
+      ends_.push_back(ahead_.added());
+    }
+  }
+
+  // The next visit's keys and values are fetched.
+  void end_visit() {
+    ends_.pop_front();
+    if (!ends_.empty()) ahead_.fetch_until(ends_.front());
+  }
+
+ private:
+  bool claim(Plan& plan) {
+    const size_t number = claimed_++;
+    if (number >= pieces_.size()) return false;
+    const Piece& piece = pieces_[number];
+    plan.piece = &piece;
+    plan.fetched = 0;
+    plan.visits.clear();
+    for (int64_t split = piece.split; split < piece.split + piece.splits; split++) {
+      plan_visits(call_, piece.first, piece.stop, split * SPLIT / KEYS,
+                  (split + 1) * SPLIT / KEYS, plan.visits);
+    }
+    return true;
+  }
+
+  void add(const Piece& piece, const Visit& visit) {
+    const Shape& s = call_.s;
+    if (s.block_size > KEYS) return;  // the processor follows these
+    const int64_t* table = call_.table_of(visit.first);
+    const int64_t last = (visit.position + visit.count - 1) / s.block_size;
+    const int64_t bytes = piece.heads * s.block_size * sizeof(T);
+    for (int64_t block = visit.position / s.block_size; block <= last; block++) {
+      const int64_t at = (table[block] * s.kv_heads + piece.head) * s.block_size;
+      ahead_.add(call_.keys + at * s.key_dim, bytes * s.key_dim);
+      ahead_.add(call_.values + at * s.value_dim, bytes * s.value_dim);
+    }
+  }
+
+  int64_t visit_bytes() const {
+    const Shape& s = call_.s;
+    return KEYS * s.kv_heads * (s.key_dim + s.value_dim) * sizeof(T);
+  }
+
+  const Call<T>& call_;
+  const std::vector<Piece>& pieces_;
+  std::atomic<size_t>& claimed_;
+  const size_t visits_ahead_;  // after the next one
+  Ahead ahead_;
+  Plan now_, then_;
+  std::deque<int64_t> ends_;  // of this visit's chunks, and of those of later ones
 };
 
 // Numbers of step i of the keys of group v are at low[v] + i * stride; where a block may have but
@@ -250,7 +387,7 @@ void add_values(const ValueTile<T>& tile, const float* weights, const float* shr
   const auto add = [&](const T* values, int64_t step, auto visible) {
     Lanes value[WIDTH];
     BATTEN_UNROLL
-    for (int v = 0; v < WIDTH; v++) value[v] = visible(load_steps(values + v * LANES * EACH));
+    for (int v = 0; v < WIDTH; v++) value[v] = in_register(visible(load_steps(values + v * LANES * EACH)));
     BATTEN_UNROLL
     for (int r = 0; r < COUNT; r++) {
       const Lanes weight = broadcast(weights[r * KEYS + step]);
@@ -260,27 +397,32 @@ void add_values(const ValueTile<T>& tile, const float* weights, const float* shr
       }
     }
   };
-  const auto row = [&](int64_t step) {
-    const int64_t at = tile.first + step;
-    return tile.blocks[at / tile.size] + at % tile.size * tile.stride + column * EACH;
+  const int64_t begin = tile.first + range.from / EACH;
+  const T* const* block = tile.blocks + (begin < tile.size ? 0 : begin / tile.size);
+  int64_t step = range.from / EACH, row = begin < tile.size ? begin : begin % tile.size;
+  const auto next = [&](int64_t steps) {
+    step += steps;
+    row += steps;
+    if (row == tile.size) row = 0, block++;
   };
   // A hidden key's weight is 0, but what lies in its place may be anything.
   if (range.from % EACH) {
-    add(row(range.from / EACH), range.from / EACH,
+    add(*block + row * tile.stride + column * EACH, step,
         [](Lanes pairs) BATTEN_ALWAYS { return (Lanes)((Bits)pairs & 0xffff0000); });
+    next(1);
   }
-  for (int64_t step = (range.from + EACH - 1) / EACH; step < range.to / EACH;) {
-    const int64_t left = tile.size - (tile.first + step) % tile.size;
-    const int64_t turns = std::min(left, range.to / EACH - step);
-    const T* values = row(step);
-    Ahead::Share share = ahead.share(LINES, turns, weights);
-    for (const int64_t stop = step + share.turns; step < stop; step++, values += tile.stride) {
+  while (step < range.to / EACH) {
+    const T* values = *block + row * tile.stride + column * EACH;
+    Ahead::Share share =
+        ahead.share(LINES, std::min(tile.size - row, range.to / EACH - step), weights);
+    for (int64_t i = step; i < step + share.turns; i++, values += tile.stride) {
       Ahead::fetch<LINES>(share);
-      add(values, step, [](Lanes whole) BATTEN_ALWAYS { return whole; });
+      add(values, i, [](Lanes whole) BATTEN_ALWAYS { return whole; });
     }
+    next(share.turns);
   }
   if (range.to % EACH) {
-    add(row(range.to / EACH), range.to / EACH,
+    add(*block + row * tile.stride + column * EACH, step,
         [](Lanes pairs) BATTEN_ALWAYS { return (Lanes)((Bits)pairs & 0x0000ffff); });
   }
   BATTEN_UNROLL
@@ -301,12 +443,6 @@ void in_runs(int64_t first, int64_t stop, Visit visit) {
   }
 }
 
-// Some parts of the rows of items [first, stop), over some kv heads; whole: all their parts.
-struct Piece {
-  int64_t first, stop, head, heads, split, splits;
-  bool whole;
-};
-
 // Calls visit(row of the piece, token, head).
 template <typename T, typename Visit>
 void each_row(const Call<T>& call, const Piece& piece, Visit visit) {
@@ -326,43 +462,40 @@ void each_row(const Call<T>& call, const Piece& piece, Visit visit) {
 template <typename T>
 class Walk {
  public:
-  Walk(const Call<T>& call, const Piece& piece, Scratch& scratch)
-      : call_(call), s_(call.s), piece_(piece), steps_(call.s.key_dim / PER_STEP<T>),
-        padded_(call.s.padded_value()),
-        factor_(call.s.softcap > 0 ? call.s.scale / call.s.softcap : call.s.scale * LOG2_E),
-        visits_(scratch.visits), ahead_(scratch.ahead) {
-    offsets_ = scratch.offsets.at_least(piece.stop - piece.first + 1);
-    for (int64_t i = piece.first; i < piece.stop; i++) {
-      offsets_[i - piece.first] = rows_;
+  Walk(const Call<T>& call, const Plan& plan, Scratch& scratch, Course<T>& course)
+      : call_(call), s_(call.s), piece_(*plan.piece), visits_(plan.visits), course_(course),
+        steps_(call.s.key_dim / PER_STEP<T>), padded_(call.s.padded_value()),
+        factor_(call.s.softcap > 0 ? call.s.scale / call.s.softcap : call.s.scale * LOG2_E) {
+    offsets_ = scratch.offsets.at_least(piece_.stop - piece_.first + 1);
+    for (int64_t i = piece_.first; i < piece_.stop; i++) {
+      offsets_[i - piece_.first] = rows_;
       rows_ += call.items[i].count * s_.group();
     }
-    offsets_[piece.stop - piece.first] = rows_;
+    offsets_[piece_.stop - piece_.first] = rows_;
     packed_ = reinterpret_cast<T*>(scratch.keys.at_least(steps_ * KEYS));
     wide_ = reinterpret_cast<T*>(scratch.values.at_least(KEYS * padded_));
-    queries_ = scratch.queries.at_least(piece.heads * rows_ * steps_ + LANES);
+    queries_ = scratch.queries.at_least(piece_.heads * rows_ * steps_ + LANES);
     scores_ = scratch.scores.at_least(rows_ * KEYS);
     tops_ = scratch.tops.at_least(rows_ + LANES);
     shrinks_ = scratch.shrinks.at_least(rows_ + LANES);
     ranges_ = scratch.ranges.at_least(rows_);
-    parts_ = scratch.parts.at_least(piece.heads * rows_ * Part::size(s_));
-    totals_ = piece.splits > 1 ? scratch.totals.at_least(numbers()) : parts_;
+    parts_ = scratch.parts.at_least(piece_.heads * rows_ * Part::size(s_));
+    totals_ = piece_.splits > 1 ? scratch.totals.at_least(numbers()) : parts_;
     load_queries();
   }
 
-  // `then`: what this thread computes after it, or null.
-  void compute(const Piece* then) {
-    for (int64_t split = piece_.split; split < piece_.split + piece_.splits; split++) {
-      for (int64_t row = 0; row < piece_.heads * rows_; row++) part(row).clear(s_);
-      compute(split, split + 1 < piece_.split + piece_.splits ? nullptr : then);
-      if (parts_ == totals_) return;
-      if (split == piece_.split) {
-        std::copy_n(parts_, numbers(), totals_);
-        continue;
-      }
-      for (int64_t at = 0; at < numbers(); at += Part::size(s_)) {
-        Part(totals_ + at).merge(Part(parts_ + at), s_);
-      }
+  void compute() {
+    clear_parts();
+    std::copy_n(parts_, numbers(), totals_);
+    int64_t split = piece_.split;
+    for (const Visit& visit : visits_) {
+      if (visit.position / SPLIT != split) end_split();
+      split = visit.position / SPLIT;
+      course_.begin_visit();
+      attend(visit);
+      course_.end_visit();
     }
+    end_split();
   }
 
   // What `compute` has found: each row's part, `numbers` in all.
@@ -372,19 +505,16 @@ class Walk {
  private:
   Part part(int64_t row) const { return Part(parts_ + row * Part::size(s_)); }
 
-  void compute(int64_t split, const Piece* then) {
-    constexpr int64_t TILES = SPLIT / KEYS;
-    visits_.clear();
-    plan(piece_.first, piece_.stop, split * TILES, (split + 1) * TILES);
-    for (size_t i = 0; i < visits_.size(); i++) {
-      if (i + 1 < visits_.size()) {
-        look_ahead(visits_[i + 1], piece_);
-      } else if (then) {
-        look_ahead(first_visit(*then), *then);
-      }
-      attend(visits_[i]);
-      ahead_.fetch_all();
+  void clear_parts() const {
+    for (int64_t row = 0; row < piece_.heads * rows_; row++) part(row).clear(s_);
+  }
+
+  void end_split() const {
+    if (parts_ == totals_) return;
+    for (int64_t at = 0; at < numbers(); at += Part::size(s_)) {
+      Part(totals_ + at).merge(Part(parts_ + at), s_);
     }
+    clear_parts();
   }
 
   void load_queries() {
@@ -398,62 +528,10 @@ class Walk {
     });
   }
 
-  int64_t begin(const Item& item) const {
-    return s_.window ? std::max<int64_t>(item.position - s_.window + 1, 0) : 0;
-  }
-
-  // Visits to tiles [tile, stop) of items [first, last), those that share a tile together.
-  void plan(int64_t first, int64_t last, int64_t tile, int64_t stop) {
-    int64_t from = begin(call_.items[first]), to = call_.items[first].end();
-    for (int64_t i = first + 1; i < last; i++) {
-      from = std::min(from, begin(call_.items[i]));
-      to = std::max(to, call_.items[i].end());
-    }
-    tile = std::max(tile, from / KEYS);
-    stop = std::min(stop, (to + KEYS - 1) / KEYS);
-    for (; tile < stop; tile++) {
-      const auto shares = [&](int64_t i) { return call_.items[i].shared >= (tile + 1) * KEYS; };
-      int64_t run = first + 1;
-      while (run < last && shares(run)) run++;
-      if (run < last) {
-        for (int64_t start = first; start < last; start = run) {
-          for (run = start + 1; run < last && shares(run);) run++;
-          plan(start, run, tile, stop);
-        }
-        return;
-      }
-      visits_.push_back({first, last, tile * KEYS, std::min(to - tile * KEYS, KEYS)});
-    }
-  }
-
-  // About where a piece begins.
-  Visit first_visit(const Piece& piece) const {
-    const Item& item = call_.items[piece.first];
-    const int64_t position = std::max(begin(item) / KEYS * KEYS, piece.split * SPLIT);
-    return {piece.first, piece.first + 1, position, std::min(item.end() - position, KEYS)};
-  }
-
-  void look_ahead(const Visit& visit, const Piece& piece) {
-    const int64_t size = s_.block_size;
-    if (size > KEYS) return;  // the processor follows these
-    const int64_t* table = table_of(visit.first);
-    const int64_t first = visit.position / size;
-    for (int64_t block = (visit.position + visit.count - 1) / size; block >= first; block--) {
-      const int64_t at = (table[block] * s_.kv_heads + piece.head) * size;
-      const int64_t bytes = piece.heads * size * sizeof(T);
-      ahead_.add(call_.values + at * s_.value_dim, bytes * s_.value_dim);
-      ahead_.add(call_.keys + at * s_.key_dim, bytes * s_.key_dim);
-    }
-  }
-
-  const int64_t* table_of(int64_t item) const {
-    return call_.tables + call_.items[item].sequence * s_.table_width;
-  }
-
   void attend(const Visit& visit) {
     const int64_t from = offsets_[visit.first - piece_.first];
     const int64_t to = offsets_[visit.last - piece_.first];
-    const int64_t* table = table_of(visit.first);
+    const int64_t* table = call_.table_of(visit.first);
     const int64_t position = visit.position, count = visit.count;
     find_ranges(visit.first, visit.last, position);
     for (int64_t head = 0; head < piece_.heads; head++) {
@@ -486,7 +564,7 @@ class Walk {
         constexpr int COUNT = decltype(rows)::value, WIDTH = decltype(width)::value;
         const auto run = halves ? score<T, COUNT, WIDTH, true> : score<T, COUNT, WIDTH, false>;
         run(queries_ + (head * rows_ + row) * steps_, steps_, tile, group, scores_ + row * KEYS,
-            ahead_);
+            course_.ahead());
       });
     });
   }
@@ -610,7 +688,7 @@ class Walk {
       in_runs<VECTORS>(0, padded_ / LANES, [&](int64_t column, auto width) {
         add_values<T, decltype(rows)::value, decltype(width)::value>(
             tile, scores_ + row * KEYS, shrinks_ + row, ranges_[row], column * LANES,
-            part(head * rows_ + row).sums(), Part::size(s_), ahead_);
+            part(head * rows_ + row).sums(), Part::size(s_), course_.ahead());
       });
     };
     in_runs<ROWS>(from, to, [&](int64_t row, auto rows) {
@@ -626,6 +704,8 @@ class Walk {
   const Call<T>& call_;
   const Shape& s_;
   const Piece& piece_;
+  const std::vector<Visit>& visits_;
+  Course<T>& course_;
   const int64_t steps_, padded_;
   const float factor_;
   int64_t rows_ = 0;  // of one kv head
@@ -633,8 +713,6 @@ class Walk {
   T *packed_, *wide_;
   float *queries_, *scores_, *tops_, *shrinks_, *parts_, *totals_;
   Range* ranges_;
-  std::vector<Visit>& visits_;
-  Ahead& ahead_;
 };
 
 template <typename T>
@@ -689,14 +767,14 @@ void run(const Call<T>& call, const std::vector<Piece>& pieces, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     thread_local Scratch scratch;
-    for (size_t i = claimed++, then; i < count; i = then) {
-      then = claimed++;
-      Walk<T> walk(call, pieces[i], scratch);
-      walk.compute(then < count ? &pieces[then] : nullptr);
-      if (pieces[i].whole) {
-        finish_all(pieces[i], walk.totals());
+    Course<T> course(call, pieces, claimed);
+    while (const Plan* plan = course.advance()) {
+      Walk<T> walk(call, *plan, scratch, course);
+      walk.compute();
+      if (plan->piece->whole) {
+        finish_all(*plan->piece, walk.totals());
       } else {
-        totals[i].assign(walk.totals(), walk.totals() + walk.numbers());
+        totals[plan->piece - pieces.data()].assign(walk.totals(), walk.totals() + walk.numbers());
       }
     }
 #pragma omp barrier
