@@ -23,9 +23,9 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """`model` is a local folder or a hub id. `kv_memory` (bytes) is None to measure the device,
-    `context_tokens` None for the model's own. `block_size` (tokens) None is the device's: small
-    blocks waste less, large ones are fewer to follow. So is `token_budget`: a step should keep
-    the device busy, and take far less time than a lease lasts. Adapters on the device have
+    `context_tokens` None for the model's own. Small blocks of `block_size` tokens waste less,
+    large ones are read faster. `token_budget` None is the device's: a step should keep the device
+    busy, and take far less time than a lease lasts. Adapters on the device have
     `adapter_rank` rows together, and `adapter_memory` bytes for all else that they change.
     Requests wait `store_patience` seconds for theirs while the object store is away.
     `threads` None means every physical core. `pinned_share` of the KV memory may be kept for
@@ -43,7 +43,7 @@ class EngineSettings:
     adapter_memory: int = 1 << 30
     store_patience: float = 300.0
     context_tokens: int | None = None
-    block_size: int | None = None
+    block_size: int = 16
     threads: int | None = None
     deterministic: bool = False
     pinned_share: float = 0.1

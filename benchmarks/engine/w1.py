@@ -40,7 +40,7 @@ from worker.engine.engine import Engine
 from worker.engine.metrics import EngineStats
 from worker.engine.null_runner import NullResidency, NullRunner
 from worker.protocol.types import AdapterRef, RequestId, SamplingParams
-from worker.runtime.build_hf import BLOCK_SIZES, TOKEN_BUDGETS
+from worker.runtime.build_hf import TOKEN_BUDGETS
 from worker.runtime.offline import OfflineEngine, Prompt
 from worker.settings import EngineSettings, parse_bytes
 
@@ -171,10 +171,9 @@ def made(count: int = 32) -> list[dict[str, Any]]:
 
 def without_computing(settings: EngineSettings, work: list[Prompt]) -> tuple[str, ...]:
     """The same schedule over a runner that computes nothing."""
-    size = settings.block_size or BLOCK_SIZES["cpu"]
     config = SchedulerConfig(
         num_blocks=NULL_BLOCKS,
-        block_size=size,
+        block_size=settings.block_size,
         token_budget=settings.token_budget or TOKEN_BUDGETS["cpu"],
     )
     engine = Engine(

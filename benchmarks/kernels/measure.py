@@ -25,7 +25,7 @@ SHAPES = {  # its linears: (out, in)
     "up": (INNER, HIDDEN),
     "down": (HIDDEN, INNER),
 }
-BLOCK_SIZE = 8
+BLOCK_SIZE = 16
 LAYERS = 8
 LORA_LAYERS = 30  # all of them: the adapters of eight layers would stay in a cache
 RANKS = (8, 16, 32)

@@ -271,7 +271,8 @@ def test_a_hybrid_plan_is_what_an_engine_takes(tmp_path: Path, window: int | Non
         groups = 2 if window else 1
         assert plan.windows == engine.config.windows
         assert len(plan.windows) == groups
-        assert plan.blocks == engine.config.num_blocks == (1 << 20) * groups // (8 * size.kv_token)
+        block = engine.config.block_size * size.kv_token
+        assert plan.blocks == engine.config.num_blocks == (1 << 20) * groups // block
         assert sum(tensor.nbytes for tensor in engine._runner.cache.tensors) == 1 << 20
 
 

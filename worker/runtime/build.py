@@ -15,7 +15,6 @@ from worker.runtime.errors import ModelUnusable
 from worker.settings import EngineSettings, WorkerSettings
 
 NULL_KV_TOKENS = 1_048_576
-NULL_BLOCK_SIZE = 16
 NULL_TOKEN_BUDGET = 2048
 
 
@@ -80,14 +79,13 @@ def context_tokens(settings: EngineSettings, of_model: int) -> int:
 def scheduler_config(
     settings: EngineSettings,
     num_blocks: int,
-    block_size: int,
     model_context: int,
     token_budget: int,
 ) -> SchedulerConfig:
     """`token_budget` holds unless the settings have one."""
     return SchedulerConfig(
         num_blocks=num_blocks,
-        block_size=block_size,
+        block_size=settings.block_size,
         token_budget=settings.token_budget or token_budget,
         max_sequences=settings.max_sequences,
         pinned_share=settings.pinned_share,
@@ -100,9 +98,9 @@ def _null_engine(settings: WorkerSettings, folder: Path) -> Engine:
     tokenizer = load_tokenizer(folder)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     context = int(config.get("max_position_embeddings", 8192))
-    size = settings.block_size or NULL_BLOCK_SIZE
+    num_blocks = NULL_KV_TOKENS // settings.block_size
     return Engine(
-        scheduler_config(settings, NULL_KV_TOKENS // size, size, context, NULL_TOKEN_BUDGET),
+        scheduler_config(settings, num_blocks, context, NULL_TOKEN_BUDGET),
         NullRunner(tokenizer.get_vocab_size(), delay=settings.null_delay),
         NullResidency(settings.adapter_rank),
         tokenizer,

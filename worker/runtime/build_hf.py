@@ -51,9 +51,6 @@ _UNREADABLE = (
 Shapes = Mapping[str, tuple[int, ...]]
 Source = Callable[[AdapterRef], LoadedAdapter]
 
-BLOCK_SIZES = {"cpu": 8, "cuda": 16}
-"""Tokens of a KV block. Smaller ones waste less; a GPU reads larger ones faster."""
-
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 2048}
 """Most tokens of a step. A CPU is busy with fewer, and a step of a 1B model with 2,048 would take
 longer there than a lease lasts."""
@@ -95,12 +92,12 @@ def hf_engine(
     adapters = AdapterCache(
         pool, source, extra_memory=settings.adapter_memory, patience=settings.store_patience
     )
-    size = settings.block_size or BLOCK_SIZES[model.device.type]
+    size = settings.block_size
     step = _widest_step(settings, model)
     activations = None if settings.kv_memory else _activations(model, step, size)
-    num_blocks = _num_blocks(settings, model, size, activations)
+    num_blocks = _num_blocks(settings, model, activations)
     config = replace(
-        scheduler_config(settings, num_blocks, size, model.context_tokens, step.token_budget),
+        scheduler_config(settings, num_blocks, model.context_tokens, step.token_budget),
         vocabulary=model.vocab_size,
         windows=model.kv_layout.windows,
     )
@@ -201,16 +198,14 @@ def _activations(model: ServedModel, step: WidestStep, block_size: int) -> int:
         ) from error
 
 
-def _num_blocks(
-    settings: EngineSettings, model: ServedModel, block_size: int, activations: int | None
-) -> int:
+def _num_blocks(settings: EngineSettings, model: ServedModel, activations: int | None) -> int:
     """`activations` (bytes) and what adapters may still take are kept free unless the settings
     say what keys and values get."""
     free = free_memory(model.device) - settings.adapter_memory
     memory = settings.kv_memory or memory_for_kv(free, activations or 0, model.device.type)
-    blocks = model.kv_layout.num_blocks(memory, block_size)
+    blocks = model.kv_layout.num_blocks(memory, settings.block_size)
     if blocks < 1:
-        needed = model.kv_layout.bytes_per_slot * block_size
+        needed = model.kv_layout.bytes_per_slot * settings.block_size
         raise ModelUnusable(
             f"{memory} bytes hold no block of keys and values ({needed} bytes): raise --kv-memory "
             "or lower --adapter-memory"

@@ -36,7 +36,7 @@ LENGTHS = (512, 2048, 8192)
 )
 @click.option("--token-budget", type=click.IntRange(1), help="Default: the device's.")
 @click.option("--max-sequences", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--block-size", type=click.IntRange(1), help="Default: the device's.")
+@click.option("--block-size", type=click.IntRange(1), default=16, show_default=True)
 @click.option(
     "--length",
     "lengths",

@@ -11,7 +11,7 @@ import torch
 from worker.engine.model_size import model_size
 from worker.engine.sizing import DEVICE_SHARE, MemoryPlan, ModelSize, Roofline, plan_memory
 from worker.runtime.build import model_folder
-from worker.runtime.build_hf import BLOCK_SIZES, TOKEN_BUDGETS, resolve_dtype
+from worker.runtime.build_hf import TOKEN_BUDGETS, resolve_dtype
 from worker.runtime.devices import DEVICES, Device, measure_cpu
 from worker.runtime.errors import ModelUnusable
 from worker.runtime.memory import free_memory
@@ -34,7 +34,7 @@ def report(
     adapter_memory: int,
     token_budget: int | None,
     max_sequences: int,
-    block_size: int | None,
+    block_size: int,
     lengths: Sequence[int],
     shared: int,
     pack_weights: bool | None,
@@ -58,7 +58,7 @@ def report(
         kv_memory=kv_memory,
         adapter_rank=adapter_rank,
         adapter_memory=adapter_memory,
-        block_size=block_size or BLOCK_SIZES[kind],
+        block_size=block_size,
         pack=pack_weights,
     )
     peak = known.roofline if known else measure_cpu(resolved)
