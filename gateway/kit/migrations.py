@@ -17,7 +17,8 @@ _LOCK = 0x6261_7474_656E  # "batten": one migration at a time per Postgres datab
 
 
 class ForeignSchema(Exception):
-    """The database is marked as this release's, and has other tables or columns."""
+    """The database is marked as this release's, and has other tables, or columns of another name
+    or type."""
 
 
 def migrate(url: str) -> None:
@@ -29,14 +30,20 @@ def migrate(url: str) -> None:
 
 def check_schema(connection: Connection, metadata: MetaData) -> None:
     """Raises ForeignSchema. Tables that are not in `metadata` are none of our business."""
+    dialect = connection.dialect
     found = {
-        name: {column["name"] for column in columns}
+        name: {
+            (column["name"], column["type"].compile(dialect), column["nullable"])
+            for column in columns
+        }
         for (_, name), columns in inspect(connection).get_multi_columns().items()
+        if name in metadata.tables
     }
     differing = sorted(
         name
         for name, table in metadata.tables.items()
-        if found.get(name) != set(table.columns.keys())
+        if found.get(name)
+        != {(column.name, column.type.compile(dialect), column.nullable) for column in table.c}
     )
     if differing:
         raise ForeignSchema(

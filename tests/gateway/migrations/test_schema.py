@@ -93,11 +93,16 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
         "DROP TABLE usage_hours",
         "ALTER TABLE usage_hours RENAME COLUMN kind TO sort",
         "ALTER TABLE usage_hours ADD COLUMN other INTEGER",
+        "ALTER TABLE usage_hours DROP COLUMN requests;"
+        "ALTER TABLE usage_hours ADD COLUMN requests VARCHAR NOT NULL DEFAULT ''",
+        "ALTER TABLE usage_hours DROP COLUMN requests;"
+        "ALTER TABLE usage_hours ADD COLUMN requests BIGINT",
     ],
 )
 def test_another_schema_of_the_same_revision_is_refused(database_url: str, change: str) -> None:
     with migration_transaction(sync_url(database_url)) as connection:
-        connection.execute(text(change))
+        for statement in change.split(";"):
+            connection.execute(text(statement))
     with pytest.raises(ForeignSchema, match=r"other tables \(usage_hours\)") as raised:
         migrate(database_url)
     assert describe(raised.value) == str(raised.value)
@@ -105,5 +110,5 @@ def test_another_schema_of_the_same_revision_is_refused(database_url: str, chang
 
 def test_tables_of_others_do_not_matter(database_url: str) -> None:
     with migration_transaction(sync_url(database_url)) as connection:
-        connection.execute(text("CREATE TABLE not_ours (id INTEGER)"))
+        connection.execute(text("CREATE TABLE not_ours (id INTEGER, at TIMESTAMP)"))
     migrate(database_url)
