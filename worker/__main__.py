@@ -179,11 +179,10 @@ def worker_settings(
     )
 
 
-show_variables(main)
-main.add_command(config)
-main.add_command(generate)
-main.add_command(plan)
-main.add_command(verify)
+for command in (config, generate, plan, verify):
+    main.add_command(command)
+for command in (main, *main.commands.values()):
+    show_variables(command)
 
 
 if __name__ == "__main__":

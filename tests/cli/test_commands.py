@@ -253,12 +253,19 @@ def test_a_wrong_choice_is_refused_with_those_there_are(
     assert all(f"'{value}'" in line for value in values)
 
 
-def test_a_worker_refuses_a_log_level_too(batten) -> None:
-    wrong = batten("worker", BATTEN_LOG_LEVEL="loud")
+@pytest.mark.parametrize(
+    ("args", "name", "value"),
+    [
+        ((), "BATTEN_LOG_LEVEL", "critical"),
+        (("generate", __file__), "BATTEN_DTYPE", "float32"),
+    ],
+)
+def test_a_worker_refuses_it_too(batten, args: tuple[str, ...], name: str, value: str) -> None:
+    wrong = batten("worker", *args, **{name: "loud"})
     assert wrong.returncode == 2
     last = lines(wrong.stderr)[-1]
-    assert "BATTEN_LOG_LEVEL" in last
-    assert "'critical'" in last
+    assert name in last
+    assert f"'{value}'" in last
 
 
 def test_log_levels_are_taken_in_small_letters(batten) -> None:
