@@ -51,7 +51,8 @@ def _fits(
     """Whether all is as `lora` says, and `x` contiguous."""
     if len(outputs) != len(pools) or not x.is_contiguous():
         return False
-    tokens, inputs, dtype, device = segments.num_tokens, x.shape, x.dtype, x.device
+    inputs, dtype, device = x.shape, x.dtype, x.device
+    tokens, last_row = segments.num_tokens, segments.last_row
     for y, pool in zip(outputs, pools, strict=True):
         if not (
             inputs == (tokens, pool.width)
@@ -59,7 +60,7 @@ def _fits(
             and y.dtype is dtype is pool.dtype
             and y.device == device == pool.device
             and y.is_contiguous()
-            and segments.last_row < pool.num_rows
+            and last_row < pool.num_rows
         ):
             return False
     return True

@@ -24,16 +24,23 @@ constexpr int TALL = VECTORS > 1 ? 8 : 2;         // tokens of an update block
 constexpr int64_t WIDE = 2 * LANES;               // and its columns
 constexpr int64_t AHEAD = 128;                    // columns of B fetched before they are read
 
-// What Python passes is packed into arrays of int64, which cost it less than arguments.
-struct Tile {  // of one span, with at least one row; rows_from counts in Call::rows
+// What Python passes is packed into int64s, which cost it less than arguments.
+struct Tile {  // of one span, with at least one row; rows_from counts in Plan::rows
   int64_t first, count, rows_from, rows_count;
+};
+
+struct Plan {
+  const Tile* tiles;
+  const int64_t* rows;
+  int64_t tiles_count;
+  int64_t most_rows;  // of a tile
 };
 
 struct Pool {
   const void *A, *B;
   const float* scales;
   const float* const (*affines)[2];  // gain and shift by an adapter's first row, or null
-  int64_t out;
+  int64_t width, out, is_bfloat16;
 };
 
 struct Target {
@@ -42,16 +49,12 @@ struct Target {
   int64_t y_stride;
 };
 
-struct Call {
+struct Call {  // with its targets behind it
   const void* x;
-  int64_t width;
-  const Target* targets;
-  int64_t modules;
-  const Tile* tiles;
-  int64_t tiles_count;
-  const int64_t* rows;
-  int64_t most_rows;  // of a tile
-  int64_t is_bfloat16, threads;
+  const Plan* plan;
+  int64_t threads, modules;
+
+  const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
 };
 
 template <typename T>
@@ -204,17 +207,17 @@ void expand(const Task<T>& task, const float (*hidden)[TOKENS], const T* next) {
 // Task `index` of a call. `rows` gets those of its rows that have a scale.
 template <typename T>
 Task<T> task_of(const Call& call, int64_t index, int64_t* rows) {
-  const Tile& tile = call.tiles[index / call.modules];
-  const Target& target = call.targets[index % call.modules];
+  const Tile& tile = call.plan->tiles[index / call.modules];
+  const Target& target = call.targets()[index % call.modules];
   const Pool& pool = *target.pool;
-  const int64_t* own = call.rows + tile.rows_from;
+  const int64_t* own = call.plan->rows + tile.rows_from;
   int64_t ranks = 0;
   for (int64_t i = 0; i < tile.rows_count; i++) {
     rows[ranks] = own[i];
     ranks += pool.scales[own[i]] != 0.0f;
   }
   const auto affine = pool.affines[own[0]];
-  return {static_cast<const T*>(call.x) + tile.first * call.width,
+  return {static_cast<const T*>(call.x) + tile.first * pool.width,
           static_cast<const T*>(pool.A),
           static_cast<const T*>(pool.B),
           static_cast<T*>(target.y) + tile.first * target.y_stride,
@@ -224,45 +227,49 @@ Task<T> task_of(const Call& call, int64_t index, int64_t* rows) {
           rows,
           tile.count,
           ranks,
-          call.width,
+          pool.width,
           pool.out,
           target.y_stride};
 }
 
 template <typename T>
-void run(const Call& call) {
-  const int64_t all = call.tiles_count * call.modules;
-  std::atomic<int64_t> taken{0};
-#pragma omp parallel num_threads(call.threads)
-  {
-    std::vector<float> numbers((call.most_rows + SQUARE) * TOKENS);
-    const auto hidden = reinterpret_cast<float(*)[TOKENS]>(numbers.data());
-    std::vector<int64_t> rows(call.most_rows), next_rows(call.most_rows);
-    int64_t next = taken++;
-    Task<T> following = next < all ? task_of<T>(call, next, next_rows.data()) : Task<T>{};
-    while (next < all) {
-      const Task<T> task = following;
-      std::swap(rows, next_rows);
-      next = taken++;
-      const T* first = task.x;
-      if (next < all) {
-        following = task_of<T>(call, next, next_rows.data());
-        first = following.ranks > 0 ? following.A + following.rows[0] * call.width : following.x;
-      }
-      shrink(task, hidden);
-      if (task.gain || task.shift) {
-        expand<true>(task, hidden, first);
-      } else if (task.ranks > 0) {
-        expand<false>(task, hidden, first);
-      }
+void run_tasks(const Call& call, std::atomic<int64_t>& taken) {
+  const int64_t all = call.plan->tiles_count * call.modules;
+  std::vector<float> numbers((call.plan->most_rows + SQUARE) * TOKENS);
+  const auto hidden = reinterpret_cast<float(*)[TOKENS]>(numbers.data());
+  std::vector<int64_t> rows(call.plan->most_rows), next_rows(call.plan->most_rows);
+  int64_t next = taken++;
+  Task<T> following = next < all ? task_of<T>(call, next, next_rows.data()) : Task<T>{};
+  while (next < all) {
+    const Task<T> task = following;
+    std::swap(rows, next_rows);
+    next = taken++;
+    const T* first = task.x;
+    if (next < all) {
+      following = task_of<T>(call, next, next_rows.data());
+      first = following.ranks > 0 ? following.A + following.rows[0] * following.width : following.x;
+    }
+    shrink(task, hidden);
+    if (task.gain || task.shift) {
+      expand<true>(task, hidden, first);
+    } else if (task.ranks > 0) {
+      expand<false>(task, hidden, first);
     }
   }
+}
+
+template <typename T>
+void run(const Call& call) {
+  std::atomic<int64_t> taken{0};
+  if (call.threads == 1) return run_tasks<T>(call, taken);  // a team of one takes longer
+#pragma omp parallel num_threads(call.threads)
+  run_tasks<T>(call, taken);
 }
 
 }  // namespace
 
 extern "C" void batten_lora(const Call* call) {
-  if (call->is_bfloat16) {
+  if (call->targets()->pool->is_bfloat16) {
     run<bfloat16>(*call);
   } else {
     run<float>(*call);

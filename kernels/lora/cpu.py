@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +24,21 @@ _THREAD_WORK = 1 << 20  # multiplications for which waking threads pays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tiles:
+class _Plan:
     """Launch metadata."""
 
     rows: array[int]  # pool rows of all spans, one after another
     tiles: array[int]  # [count, 4]: first token, tokens, first of `rows`, rows; large ones first
-    count: int
     most_rows: int
     products: int  # tokens * rows of all
+
+
+class _Numbers:
+    """Integers of 64 bits that the kernel reads, and where they lie."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = array("q", numbers)
+        self.address = _address(self._numbers)
 
 
 def is_available(device: str, dtype: torch.dtype) -> bool:
@@ -46,53 +54,46 @@ def lora(
     x: Tensor, outputs: Sequence[Tensor], pools: Sequence[LoraPool], segments: LoraSegments
 ) -> None:
     """See `kernels.lora.lora`."""
-    tiles, width = _tiles(segments), pools[0].width
-    targets, columns = array("q"), 0
+    plan, numbers = _planned(segments)
+    targets: list[int] = []
+    columns = 0
     for y, pool in zip(outputs, pools, strict=True):
-        targets.extend((_address(_descriptor(pool)), y.data_ptr(), y.stride(0)))
-        columns += width + pool.out
-    call = array(
-        "q",
-        (
-            x.data_ptr(),
-            width,
-            _address(targets),
-            len(pools),
-            _address(tiles.tiles),
-            tiles.count,
-            _address(tiles.rows),
-            tiles.most_rows,
-            pools[0].dtype is torch.bfloat16,
-            native.threads(tiles.products * columns, _THREAD_WORK),
-        ),
-    )
-    _function()(_address(call))
+        targets += _address_of(pool), y.data_ptr(), y.stride()[0]
+        columns += pool.width + pool.out
+    threads = native.threads(plan.products * columns, _THREAD_WORK)
+    head = x.data_ptr(), numbers.address, threads, len(pools)
+    _function()(struct.pack(f"{len(targets) + 4}q", *head, *targets))
 
 
 @functools.cache
 def _function() -> Any:
-    return native.function(SOURCE, "batten_lora", [ctypes.c_void_p])
+    return native.function(SOURCE, "batten_lora", [ctypes.c_char_p])
 
 
 def _address(numbers: array[int]) -> int:
     return numbers.buffer_info()[0]
 
 
-def _descriptor(pool: LoraPool) -> array[int]:
-    """`Pool` of cpu.cpp."""
+def _address_of(pool: LoraPool) -> int:
+    """Of a `Pool` of cpu.cpp."""
     if "cpu" not in pool.derived:
         tensors = (pool.A, pool.B, pool.scales, pool.addresses)
-        pool.derived["cpu"] = array("q", [*(each.data_ptr() for each in tensors), pool.out])
-    return cast("array[int]", pool.derived["cpu"])
+        pointers = (each.data_ptr() for each in tensors)
+        is_bfloat16 = pool.dtype is torch.bfloat16
+        pool.derived["cpu"] = _Numbers(*pointers, pool.width, pool.out, is_bfloat16)
+    return cast(_Numbers, pool.derived["cpu"]).address
 
 
-def _tiles(segments: LoraSegments) -> _Tiles:
+def _planned(segments: LoraSegments) -> tuple[_Plan, _Numbers]:
+    """With the `Plan` of cpu.cpp."""
     if "cpu" not in segments.derived:
-        segments.derived["cpu"] = _plan(segments)
-    return cast(_Tiles, segments.derived["cpu"])
+        plan = _plan(segments)
+        addresses = _address(plan.tiles), _address(plan.rows)
+        segments.derived["cpu"] = plan, _Numbers(*addresses, len(plan.tiles) // 4, plan.most_rows)
+    return cast(tuple[_Plan, _Numbers], segments.derived["cpu"])
 
 
-def _plan(segments: LoraSegments) -> _Tiles:
+def _plan(segments: LoraSegments) -> _Plan:
     rows: list[int] = []
     tiles: list[tuple[int, int, int, int]] = []
     for start, stop, span_rows in segments.spans:
@@ -100,10 +101,9 @@ def _plan(segments: LoraSegments) -> _Tiles:
             tiles.append((first, min(TOKENS, stop - first), len(rows), len(span_rows)))
         rows += span_rows
     tiles.sort(key=lambda tile: tile[1] * tile[3], reverse=True)
-    return _Tiles(
+    return _Plan(
         array("q", rows),
         array("q", [number for tile in tiles for number in tile]),
-        len(tiles),
         max((tile[3] for tile in tiles), default=0),
         sum(tile[1] * tile[3] for tile in tiles),
     )
