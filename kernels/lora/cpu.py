@@ -21,6 +21,7 @@ from kernels.lora.segments import LoraSegments
 SOURCE = Path(__file__).with_name("cpu.cpp")
 TOKENS = 16  # as in cpu.cpp
 _THREAD_WORK = 1 << 20  # multiplications for which waking threads pays
+_READ = 4  # tokens whose products with a row take as long as reading it from memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,7 @@ class _Plan:
     rows: array[int]  # pool rows of all spans, one after another
     tiles: array[int]  # [count, 4]: first token, tokens, first of `rows`, rows; large ones first
     most_rows: int
-    products: int  # tokens * rows of all
+    work: int  # tokens * rows of all; of fewer than _READ tokens, as of so many
 
 
 class _Numbers:
@@ -60,7 +61,7 @@ def lora(
     for y, pool in zip(outputs, pools, strict=True):
         targets += _address_of(pool), y.data_ptr(), y.stride()[0]
         columns += pool.width + pool.out
-    threads = native.threads(plan.products * columns, _THREAD_WORK)
+    threads = native.threads(plan.work * columns, _THREAD_WORK)
     head = x.data_ptr(), numbers.address, threads, len(pools)
     _function()(struct.pack(f"{len(targets) + 4}q", *head, *targets))
 
@@ -105,5 +106,5 @@ def _plan(segments: LoraSegments) -> _Plan:
         array("q", rows),
         array("q", [number for tile in tiles for number in tile]),
         max((tile[3] for tile in tiles), default=0),
-        sum(tile[1] * tile[3] for tile in tiles),
+        sum(max(tile[1], _READ) * tile[3] for tile in tiles),
     )

@@ -106,4 +106,10 @@ def test_tasks_cover_every_adapted_token_once(runs):
         for start, stop, rows in segments.spans
         for token in range(start, stop if rows else start)
     }
-    assert planned.products == sum(map(len, seen.values()))
+    assert planned.work == sum(max(count, cpu._READ) * ranks for _, count, _, ranks in tiles)
+
+
+@pytest.mark.parametrize(("tokens", "work"), [(1, 32), (4, 32), (5, 40), (21, 168)])
+def test_few_tokens_are_as_much_work_as_reading_their_rows(tokens, work):
+    segments = LoraSegments.build([(-1, 3), (0, tokens)], [range(8)])
+    assert cpu._plan(segments).work == work
