@@ -26,12 +26,17 @@ def content_keys(digest: str) -> list[str]:
 
 
 async def purge_contents(context: Context, age: timedelta) -> int:
-    """For a sweep: files stay so long after the last adapter that has them was deleted. Returns
-    how many contents went."""
-    before = _ago(age)
-    async with context.database.read() as session:
-        found = await ContentRepository(session).unused(before, _AT_ONCE)
-    return sum([await _purge(context, digest, before) for digest in found])
+    """For a sweep: files stay so long after the last adapter that has them was deleted. So many at
+    once, passing over those that cannot be removed. Returns how many contents went."""
+    before, after, gone = _ago(age), "", 0
+    while gone < _AT_ONCE:
+        async with context.database.read() as session:
+            found = await ContentRepository(session).unused(before, after, _AT_ONCE)
+        if not found:
+            break
+        gone += sum([await _purge(context, digest, before) for digest in found])
+        after = found[-1]
+    return gone
 
 
 async def _purge(context: Context, digest: str, before: int) -> bool:

@@ -230,10 +230,12 @@ class ContentRepository:
         revision.digest = digest
         return True
 
-    async def unused(self, deleted_before: int, limit: int) -> Sequence[str]:
-        """What no adapter has that lives or was deleted later, and no request in the queue or on
-        a worker; also what is being purged."""
-        unused = select(AdapterContent.digest).where(_is_unused(deleted_before))
+    async def unused(self, deleted_before: int, after: str, limit: int) -> Sequence[str]:
+        """Digests, those that follow `after`, of what no adapter has that lives or was deleted
+        later, and no request in the queue or on a worker; also of what is being purged."""
+        unused = select(AdapterContent.digest).where(
+            AdapterContent.digest > after, _is_unused(deleted_before)
+        )
         rows = await self._session.scalars(unused.order_by(AdapterContent.digest).limit(limit))
         return rows.all()
 

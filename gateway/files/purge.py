@@ -18,13 +18,26 @@ _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 async def purge_files(context: Context) -> int:
-    """Removes blobs of files that are gone for their owner and that no open batch reads."""
-    now = now_ms()
+    """Removes blobs of files that are gone for their owner and that no open batch reads: so many
+    at once, passing over those that cannot be removed."""
+    now, after = now_ms(), ""
+    gone: list[str] = []
+    while len(gone) < _AT_ONCE and (found := await _unneeded(context, now, after)):
+        gone += [file_id for file_id, key in found if await sweep_blob(context.store, key)]
+        after = found[-1][0]
+    async with context.database.write() as session:
+        await session.execute(update(File).where(File.id.in_(gone)).values(purged_at=now))
+    return len(gone)
+
+
+async def _unneeded(context: Context, now: int, after: str) -> list[tuple[str, str]]:
+    """(id, key), by id."""
     being_read = exists().where(Batch.input_file_id == File.id, Batch.status.in_(_OPEN))
     async with context.database.read() as session:
         rows = await session.execute(
             select(File.id, File.store_key)
             .where(
+                File.id > after,
                 File.purged_at.is_(None),
                 or_(
                     File.deleted_at.is_not(None),
@@ -32,13 +45,10 @@ async def purge_files(context: Context) -> int:
                 ),
                 ~being_read,
             )
+            .order_by(File.id)
             .limit(_AT_ONCE)
         )
-        found = [(row[0], row[1]) for row in rows]
-    gone = [file_id for file_id, key in found if await sweep_blob(context.store, key)]
-    async with context.database.write() as session:
-        await session.execute(update(File).where(File.id.in_(gone)).values(purged_at=now))
-    return len(gone)
+        return [(row[0], row[1]) for row in rows]
 
 
 async def remove_orphans(context: Context, age: timedelta = ORPHAN_AGE) -> int:
