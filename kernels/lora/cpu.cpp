@@ -243,13 +243,13 @@ void run_tasks(const Call& call, std::atomic<int64_t>& taken) {
   while (next < all) {
     const Task<T> task = following;
     std::swap(rows, next_rows);
-    next = taken++;
+    shrink(task, hidden);
+    next = taken++;  // not sooner: at the end, threads would wait longer for each other
     const T* first = task.x;
     if (next < all) {
       following = task_of<T>(call, next, next_rows.data());
       first = following.ranks > 0 ? following.A + following.rows[0] * following.width : following.x;
     }
-    shrink(task, hidden);
     if (task.gain || task.shift) {
       expand<true>(task, hidden, first);
     } else if (task.ranks > 0) {
