@@ -114,6 +114,9 @@ class Effects:
     def __init__(self) -> None:
         self._effects: dict[int, tuple[Effect, ...]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._effects)
+
     def put(self, row: int, effects: tuple[Effect, ...]) -> None:
         self._effects[row] = effects
 
@@ -134,8 +137,6 @@ class Effects:
     ) -> None:
         """Change `y` in place. `x` and `y` are [tokens, ...] or [1, tokens, ...]. `fixed`: no bit
         may depend on how many tokens there are (`worker.engine.fixed_rows`)."""
-        if not self._effects:
-            return
         dim = 1 if y.ndim > 2 else 0
         for start, stop, rows in segments.spans:
             effects = self._effects.get(rows[0])

@@ -73,7 +73,7 @@ class HookedModule:
     def _after(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         context = current_context()
         segments = context.head if self._is_head else context.lora
-        if segments is not None:
+        if segments is not None and self._effects:
             fixed = are_rows_fixed(module)
             self._effects.apply(self._twin, inputs[0], output, segments, fixed=fixed)
 

@@ -133,8 +133,9 @@ class LoraLinear(nn.Module):
 
     def affect(self, x: Tensor, y: Tensor, segments: LoraSegments) -> None:
         """The part of `adapt` that is not the pool's: weights that an adapter replaces."""
-        fixed = are_rows_fixed(self.base_layer)
-        self._effects.apply(self.base_layer, x, y, segments, fixed=fixed)
+        if self._effects:  # few modules have any, and finding `base_layer` takes a microsecond
+            fixed = are_rows_fixed(self.base_layer)
+            self._effects.apply(self.base_layer, x, y, segments, fixed=fixed)
 
 
 def _features(layer: nn.Module) -> tuple[int, int]:
