@@ -22,7 +22,7 @@ constexpr int64_t TOKENS = 16;                    // most of a task
 constexpr int SQUARE = 4;                         // tokens and rows of a product block
 constexpr int TALL = VECTORS > 1 ? 8 : 2;         // tokens of an update block
 constexpr int64_t WIDE = 2 * LANES;               // and its columns
-constexpr int64_t AHEAD = 128;                    // columns of B fetched before they are read
+constexpr int64_t AHEAD = 192;                    // columns of B fetched before they are read
 
 // What Python passes is packed into int64s, which cost it less than arguments.
 struct Tile {  // of one span, with at least one row; rows_from counts in Plan::rows
