@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -10,8 +10,10 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, MetaData, create_engine, event, inspect, text
+from sqlalchemy import Connection, Dialect, MetaData, Table, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import CompileError
 
 _LOCK = 0x6261_7474_656E  # "batten": one migration at a time per Postgres database
 
@@ -30,20 +32,12 @@ def migrate(url: str) -> None:
 
 def check_schema(connection: Connection, metadata: MetaData) -> None:
     """Raises ForeignSchema. Tables that are not in `metadata` are none of our business."""
-    dialect = connection.dialect
-    found = {
-        name: {
-            (column["name"], column["type"].compile(dialect), column["nullable"])
-            for column in columns
-        }
-        for (_, name), columns in inspect(connection).get_multi_columns().items()
-        if name in metadata.tables
-    }
+    found = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
+    columns = {name: each for (_, name), each in found.items()}
     differing = sorted(
         name
         for name, table in metadata.tables.items()
-        if found.get(name)
-        != {(column.name, column.type.compile(dialect), column.nullable) for column in table.c}
+        if not _has_columns(table, columns.get(name, []), connection.dialect)
     )
     if differing:
         raise ForeignSchema(
@@ -52,6 +46,16 @@ def check_schema(connection: Connection, metadata: MetaData) -> None:
             "Redis that belong to it (`make demo` and `make serve` keep all in .demo), or name a "
             "new one (BATTEN_DATA, DATABASE_URL)"
         )
+
+
+def _has_columns(table: Table, found: Sequence[ReflectedColumn], dialect: Dialect) -> bool:
+    wanted = {(each.name, each.type.compile(dialect), each.nullable) for each in table.c}
+    try:
+        return wanted == {
+            (each["name"], each["type"].compile(dialect), each["nullable"]) for each in found
+        }
+    except CompileError:  # a type that SQLAlchemy does not know
+        return False
 
 
 def sync_url(url: str) -> URL:

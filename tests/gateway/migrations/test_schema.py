@@ -87,12 +87,14 @@ def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
         assert connection.execute(text("SELECT count(*) FROM prices")).scalar_one() == 1
 
 
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
 @pytest.mark.parametrize(
     "change",
     [
         "DROP TABLE usage_hours",
         "ALTER TABLE usage_hours RENAME COLUMN kind TO sort",
         "ALTER TABLE usage_hours ADD COLUMN other INTEGER",
+        "ALTER TABLE usage_hours ADD COLUMN other BOX",
         "ALTER TABLE usage_hours DROP COLUMN requests;"
         "ALTER TABLE usage_hours ADD COLUMN requests VARCHAR NOT NULL DEFAULT ''",
         "ALTER TABLE usage_hours DROP COLUMN requests;"
@@ -110,5 +112,5 @@ def test_another_schema_of_the_same_revision_is_refused(database_url: str, chang
 
 def test_tables_of_others_do_not_matter(database_url: str) -> None:
     with migration_transaction(sync_url(database_url)) as connection:
-        connection.execute(text("CREATE TABLE not_ours (id INTEGER, at TIMESTAMP)"))
+        connection.execute(text("CREATE TABLE not_ours (id INTEGER, at TIMESTAMP, place BOX)"))
     migrate(database_url)
