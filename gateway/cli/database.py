@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy.engine import make_url
 
 from gateway.cli.configuration import load_settings
 from gateway.cli.errors import CommandError
-from gateway.kit.database import Database, WriteSession
+from gateway.kit.database import Database, WriteSession, sqlite_file
 from gateway.settings import Settings
 
 T = TypeVar("T")
@@ -27,10 +26,10 @@ def transact(work: Callable[[WriteSession], Awaitable[T]]) -> T:
 def check_deployed(settings: Settings) -> None:
     """Raises CommandError where SQLite's file is not there: to open it would make an empty
     one. (Postgres says by itself that it has no such database.)"""
-    url = make_url(settings.effective_database_url)
-    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
+    file = sqlite_file(make_url(settings.effective_database_url))
+    if file is not None and not file.exists():
         raise CommandError(
-            f"there is no deployment here: {url.database} does not exist. `batten up` starts one, "
+            f"there is no deployment here: {file} does not exist. `batten up` starts one, "
             "`batten migrate` makes its tables alone; another is named by BATTEN_DATA or "
             "DATABASE_URL (`batten config` shows which it is)"
         )

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NewType
+from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -38,6 +40,15 @@ def async_url(url: str) -> str:
             return parsed.set(drivername="postgresql+psycopg").render_as_string(False)
         case other:
             raise ValueError(f"DATABASE_URL names {other!r}; use sqlite:///… or postgresql://…")
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """Where SQLite keeps the database of `url`; None of another server's."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    if url.database.startswith("file:") and "uri" in url.query:  # https://sqlite.org/uri.html
+        return Path(unquote(urlsplit(url.database).path))
+    return Path(url.database)
 
 
 class Database:

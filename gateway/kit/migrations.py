@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from alembic import command
@@ -14,6 +13,8 @@ from sqlalchemy import Connection, Dialect, MetaData, Table, create_engine, even
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import CompileError
+
+from gateway.kit.database import sqlite_file
 
 _LOCK = 0x6261_7474_656E  # "batten": one migration at a time per Postgres database
 
@@ -79,8 +80,8 @@ def migration_transaction(url: URL) -> Iterator[Connection]:
     engine = create_engine(url)
     is_sqlite = url.get_backend_name() == "sqlite"
     if is_sqlite:
-        if url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        if file := sqlite_file(url):
+            file.parent.mkdir(parents=True, exist_ok=True)
         event.listen(engine, "connect", _manual_transactions)
         event.listen(engine, "begin", _begin_immediate)
     try:

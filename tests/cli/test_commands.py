@@ -137,6 +137,18 @@ def test_where_there_is_no_deployment_none_is_made(batten, tmp_path: Path, args:
     assert not list(data.iterdir())
 
 
+def test_sqlite_may_be_named_by_a_uri(batten, tmp_path: Path) -> None:
+    file = tmp_path / "a b" / "c.db"
+    url = f"sqlite:///file:{tmp_path}/a%2520b/c.db?uri=true"  # SQLAlchemy unquotes it once
+    said = batten("tenant", "list", DATABASE_URL=url).stderr
+    assert f"there is no deployment here: {file} does not exist" in said
+    assert batten("migrate", DATABASE_URL=url).returncode == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["a b"]
+    assert file.is_file()
+    assert batten("tenant", "create", "acme", DATABASE_URL=url).returncode == 0
+    assert "acme" in batten("tenant", "list", DATABASE_URL=url).stdout
+
+
 def test_a_database_that_cannot_be_reached(batten) -> None:
     done = batten("tenant", "list", DATABASE_URL="postgresql://postgres@127.0.0.1:1/none")
     assert done.returncode == 1
