@@ -4,11 +4,12 @@ process died before the commit, and of revisions whose outcome is settled."""
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 
 from gateway.adapters.repository import ContentRepository, IngestRepository
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.store import sweep_blob
+from gateway.kit.store import SWEEP_SECONDS, sweep_blob
 from worker.protocol.peft import CONFIG_FILE, WEIGHTS_FILE
 
 ORPHAN_AGE = timedelta(days=1)
@@ -27,15 +28,18 @@ def content_keys(digest: str) -> list[str]:
 
 async def purge_contents(context: Context, age: timedelta) -> int:
     """For a sweep: files stay so long after the last adapter that has them was deleted. So many at
-    once, passing over those that cannot be removed. Returns how many contents went."""
-    before, after, gone = _ago(age), "", 0
-    while gone < _AT_ONCE:
+    once, passing over those that cannot be removed, for SWEEP_SECONDS. Returns how many contents
+    went."""
+    before, after, gone, until = _ago(age), "", 0, monotonic() + SWEEP_SECONDS
+    while True:
         async with context.database.read() as session:
             found = await ContentRepository(session).unused(before, after, _AT_ONCE)
         if not found:
             break
         gone += sum([await _purge(context, digest, before) for digest in found])
         after = found[-1]
+        if gone >= _AT_ONCE or monotonic() >= until:
+            break
     return gone
 
 

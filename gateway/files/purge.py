@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 
 import obstore
 from sqlalchemy import and_, exists, or_, select, update
 
 from gateway.kit.clock import now_ms
 from gateway.kit.context import Context
-from gateway.kit.store import sweep_blob
+from gateway.kit.store import SWEEP_SECONDS, sweep_blob
 from gateway.models import Batch, File
 
 ORPHAN_AGE = timedelta(days=1)
@@ -19,12 +20,14 @@ _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 async def purge_files(context: Context) -> int:
     """Removes blobs of files that are gone for their owner and that no open batch reads: so many
-    at once, passing over those that cannot be removed."""
-    now, after = now_ms(), ""
+    at once, passing over those that cannot be removed, for SWEEP_SECONDS."""
+    now, after, until = now_ms(), "", monotonic() + SWEEP_SECONDS
     gone: list[str] = []
-    while len(gone) < _AT_ONCE and (found := await _unneeded(context, now, after)):
+    while found := await _unneeded(context, now, after):
         gone += [file_id for file_id, key in found if await sweep_blob(context.store, key)]
         after = found[-1][0]
+        if len(gone) >= _AT_ONCE or monotonic() >= until:
+            break
     async with context.database.write() as session:
         await session.execute(update(File).where(File.id.in_(gone)).values(purged_at=now))
     return len(gone)

@@ -14,6 +14,9 @@ from obstore.store import LocalStore, ObjectStore
 from worker.protocol.object_store import reason
 
 READ_CHUNK = 4 * 2**20
+SWEEP_SECONDS = 60.0
+"""A sweep takes no more blobs after so long: its task is killed after 300 seconds
+(`gateway.control.broker`), and other sweeps follow in it."""
 
 _log = structlog.get_logger(__name__)
 

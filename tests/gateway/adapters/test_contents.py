@@ -261,6 +261,9 @@ async def test_what_the_store_refuses_to_delete_holds_up_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "delete_async", refused)
         patch.setattr(purge, "_AT_ONCE", 1)
+        patch.setattr(purge, "SWEEP_SECONDS", 0)
+        assert await purge_contents(context, NOW) == 0
+        patch.setattr(purge, "SWEEP_SECONDS", 60)
         assert [await purge_contents(context, NOW) for _ in range(3)] == [1, 1, 0]
         assert await stored_keys(context) == [kept]
         assert await contents(context) == [digests[0]]

@@ -123,8 +123,9 @@ async def test_a_blob_that_the_store_refuses_to_delete_holds_up_no_other(
     openai_client: AsyncOpenAI, deployment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [
-        await openai_client.files.create(file=("a.jsonl", b"{}"), purpose="batch") for _ in range(3)
+        await openai_client.files.create(file=("a.jsonl", b"{}"), purpose="batch") for _ in range(4)
     ]
+    kept = files.pop()
     for file in files:
         await openai_client.files.delete(file.id)
     really = obstore.delete_async
@@ -138,6 +139,11 @@ async def test_a_blob_that_the_store_refuses_to_delete_holds_up_no_other(
         patch.setattr(obstore, "delete_async", refused)
         patch.setattr(purge, "_AT_ONCE", 1)
         assert [await purge_files(deployment.context) for _ in range(3)] == [1, 1, 0]
+        patch.setattr(purge, "SWEEP_SECONDS", 0)
+        await openai_client.files.delete(kept.id)
+        assert await purge_files(deployment.context) == 0
+        patch.setattr(purge, "SWEEP_SECONDS", 60)
+        assert await purge_files(deployment.context) == 1
         assert await remove_orphans(deployment.context, timedelta(seconds=-1)) == 0
     assert await purge_files(deployment.context) == 1
 
