@@ -15,16 +15,20 @@ def key() -> None:
 @click.option("--admin", is_flag=True, help="An operator's key: it belongs to no tenant.")
 def create(tenant: str | None, name: str, scopes: tuple[str, ...], admin: bool) -> None:
     """Create a key for TENANT (name or id) and print the secret."""
+    from gateway.cli.checked import checked
     from gateway.cli.database import transact
     from gateway.kit.database import WriteSession
+    from gateway.tenants.schemas import CreateKey
     from gateway.tenants.service import create_key, find_tenant
 
-    if admin == (tenant is not None):
-        raise click.UsageError("give either TENANT or --admin")
+    _check_owner(tenant, admin)
+    if admin and scopes:
+        raise click.UsageError("--scope is for a tenant's key: an operator's has all of /v1/admin")
+    wanted = checked(CreateKey, tenant=tenant, name=name, scopes=list(scopes or ("all",)))
 
     async def work(session: WriteSession) -> str:
         owner = None if tenant is None else (await find_tenant(session, tenant)).id
-        return (await create_key(session, owner, name, scopes or ("all",))).secret
+        return (await create_key(session, owner, wanted.name, wanted.scopes)).secret
 
     click.echo(transact(work))
 
@@ -42,3 +46,8 @@ def revoke(key_id: str) -> None:
 
     transact(work)
     click.echo(f"{key_id} is revoked.")
+
+
+def _check_owner(tenant: str | None, admin: bool) -> None:
+    if admin == (tenant is not None):
+        raise click.UsageError("give either TENANT or --admin")

@@ -13,20 +13,20 @@ def tenant() -> None:
 @tenant.command
 @click.argument("name")
 @click.option(
-    "--weight",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Fair share beside other tenants.",
+    "--weight", default=1.0, show_default=True, help="Fair share beside other tenants, up to 1000."
 )
 def create(name: str, weight: float) -> None:
     """Create a tenant and print its id."""
+    from gateway.cli.checked import checked
     from gateway.cli.database import transact
     from gateway.kit.database import WriteSession
+    from gateway.tenants.schemas import CreateTenant
     from gateway.tenants.service import create_tenant
 
+    wanted = checked(CreateTenant, name=name, weight=weight)
+
     async def work(session: WriteSession) -> str:
-        return (await create_tenant(session, name, weight)).id
+        return (await create_tenant(session, wanted.name, wanted.weight)).id
 
     click.echo(transact(work))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.auth.keys import NewKey, derive_key, generate_key
 from gateway.auth.limits import Limits
-from gateway.auth.principal import TENANT_SCOPES
+from gateway.auth.principal import RESOURCES, TENANT_SCOPES
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.kit.clock import now_ms
 from gateway.kit.database import ReadSession, WriteSession
@@ -84,7 +84,11 @@ async def create_key(
     if tenant_id is not None:
         await find_tenant(session, tenant_id)
         if unknown := sorted(set(scopes) - TENANT_SCOPES):
-            raise BadRequest(f"Unknown scope: '{unknown[0]}'.", param="scopes")
+            raise BadRequest(
+                f"Unknown scope: '{unknown[0]}'. Known are all, read, and :read or :write of "
+                f"{', '.join(RESOURCES)}.",
+                param="scopes",
+            )
     new = new or generate_key()
     key = ApiKey(
         id=new_id("key"),
