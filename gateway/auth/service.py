@@ -38,7 +38,7 @@ async def authenticate(session: ReadSession, secret: str) -> Principal | Operato
     if found is None:
         raise _incorrect(secret)
     key, tenant = found
-    if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now_ms()):
+    if key.state(now_ms()) != "active":
         raise _incorrect(secret)
     if tenant is None:
         return Operator(key.id)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import click
+from rich.console import Console
+from rich.table import Column, Table
 
 
 @click.group
@@ -33,10 +35,38 @@ def create(tenant: str | None, name: str, scopes: tuple[str, ...], admin: bool) 
     click.echo(transact(work))
 
 
+@key.command(name="list")
+@click.argument("tenant", required=False)
+@click.option("--admin", is_flag=True, help="The operators' keys.")
+def list_(tenant: str | None, admin: bool) -> None:
+    """List the keys of TENANT (name or id), newest first: their ids, and how each secret begins
+    and ends."""
+    from gateway.cli.database import transact
+    from gateway.kit.clock import now_ms
+    from gateway.kit.database import WriteSession
+    from gateway.tenants.repository import TenantRepository
+    from gateway.tenants.service import find_tenant
+
+    _check_owner(tenant, admin)
+    now = now_ms()
+
+    async def work(session: WriteSession) -> list[tuple[str, str, str, str, str]]:
+        owner = None if tenant is None else (await find_tenant(session, tenant)).id
+        return [
+            (row.id, row.name, row.hint, ", ".join(row.scopes), row.state(now))
+            for row in await TenantRepository(session).keys_of(owner)
+        ]
+
+    table = Table(Column("id", no_wrap=True), "name", "secret", "scopes", "state")
+    for row in transact(work):
+        table.add_row(*row)
+    Console().print(table)
+
+
 @key.command
 @click.argument("key_id")
 def revoke(key_id: str) -> None:
-    """Revoke a key, at once and for good."""
+    """Revoke the key with this id (`batten key list` shows it), at once and for good."""
     from gateway.cli.database import transact
     from gateway.kit.database import WriteSession
     from gateway.tenants.service import revoke_key

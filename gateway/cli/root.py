@@ -17,7 +17,7 @@ COMMANDS = {
     "plan": LazyCommand("gateway.cli.plan:plan", "Say what fits a device, from a config.json"),
     "migrate": LazyCommand("gateway.cli.migrate:migrate", "Bring the database to this release"),
     "tenant": LazyCommand("gateway.cli.tenant:tenant", "Create and list tenants"),
-    "key": LazyCommand("gateway.cli.key:key", "Create and revoke API keys"),
+    "key": LazyCommand("gateway.cli.key:key", "Create, list and revoke API keys"),
     "adapter": LazyCommand("gateway.cli.adapter:adapter", "Add and list LoRA adapters"),
     "batch": LazyCommand("gateway.cli.batch:batch", "Run a batch file through a server"),
     "config": LazyCommand("gateway.cli.config:config", "Show the effective settings"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -33,6 +35,12 @@ class ApiKey(Base):
     created_at: Mapped[Ms]
     expires_at: Mapped[Ms | None]
     revoked_at: Mapped[Ms | None]
+
+    def state(self, now: int) -> Literal["active", "expired", "revoked"]:
+        """At `now`, in milliseconds."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
 class IdempotencyKey(Base):

@@ -33,6 +33,11 @@ class TenantRepository:
             rows = rows.where(ApiKey.tenant_id == tenant_id)
         return await fetch_page(self._session, ApiKey, rows, page)
 
+    async def keys_of(self, tenant_id: str | None) -> Sequence[ApiKey]:
+        """All of a tenant, or with None of the operators; newest first."""
+        rows = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+        return (await self._session.scalars(rows.order_by(ApiKey.id.desc()))).all()
+
     async def all(self) -> Sequence[Tenant]:
         return (await self._session.scalars(select(Tenant).order_by(Tenant.name))).all()
 

@@ -79,6 +79,33 @@ def test_tenants_and_keys_are_made_on_the_servers_host(batten) -> None:
     assert batten("key", "create", "--admin").stdout.strip() != secret
 
 
+def test_a_key_is_found_by_its_list_and_revoked(batten) -> None:
+    assert batten("migrate").returncode == 0
+    batten("tenant", "create", "acme")
+    secrets = [batten("key", "create", "acme", "--name", name).stdout for name in ("ci", "old")]
+    batten("key", "create", "--admin", "--name", "operator")
+
+    newest = listed_keys(batten, "acme")[0]
+    assert (newest["name"], newest["scopes"], newest["state"]) == ("old", "all", "active")
+    assert secrets[1].startswith(newest["secret"].partition("…")[0])
+    assert batten("key", "revoke", newest["id"]).returncode == 0
+
+    states = [(key["name"], key["state"]) for key in listed_keys(batten, "acme")]
+    assert states == [("old", "revoked"), ("ci", "active")]
+    assert [key["name"] for key in listed_keys(batten, "--admin")] == ["operator"]
+
+
+def listed_keys(batten, whose: str) -> list[dict[str, str]]:
+    done = batten("key", "list", whose)
+    assert done.returncode == 0, done.stderr
+    names = ("id", "name", "secret", "scopes", "state")
+    rows = [line for line in lines(done.stdout) if line.startswith("│")]
+    return [
+        dict(zip(names, (cell.strip() for cell in row.strip("│").split("│")), strict=True))
+        for row in rows
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "status", "says"),
     [
@@ -86,6 +113,8 @@ def test_tenants_and_keys_are_made_on_the_servers_host(batten) -> None:
         (["key", "create", "nobody"], 1, "no such tenant: 'nobody'"),
         (["key", "revoke", "key_0"], 1, "no such key: 'key_0'"),
         (["key", "create"], 2, "either tenant or --admin"),
+        (["key", "list"], 2, "either tenant or --admin"),
+        (["key", "list", "nobody"], 1, "no such tenant: 'nobody'"),
         (["key", "create", "--admin", "--scope", "read"], 2, "--scope is for a tenant's key"),
         (["key", "create", "acme", "--name", ""], 2, "name: string should have at least 1"),
         (["key", "create", "acme", "--scope", "job:read"], 1, "inference, invoices, jobs, models"),
@@ -127,6 +156,7 @@ def test_a_database_without_tables_says_what_to_do(batten, tmp_path: Path) -> No
         ["tenant", "list"],
         ["tenant", "create", "acme"],
         ["key", "create", "acme"],
+        ["key", "list", "acme"],
         ["key", "revoke", "key_0"],
         ["adapter", "list", "acme"],
         ["audit"],
