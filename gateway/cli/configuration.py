@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pydantic import AliasChoices, ValidationError
@@ -29,4 +30,11 @@ def variable(name: str) -> str:
 
 
 def _variable(location: Any) -> str:
-    return variable(location) if location in Settings.model_fields else str(location)
+    """Of alternatives, the one that is set."""
+    if location in Settings.model_fields:
+        return variable(location)
+    for field in Settings.model_fields.values():
+        alias = field.validation_alias
+        if isinstance(alias, AliasChoices) and location in alias.choices:
+            return next((str(each) for each in alias.choices if os.getenv(str(each))), location)
+    return str(location)

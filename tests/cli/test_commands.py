@@ -283,6 +283,13 @@ def test_a_wrong_setting_is_named(batten) -> None:
     assert "BATTEN_QUEUE_WINDOW: " in line
 
 
+@pytest.mark.parametrize("name", ["LOG_LEVEL", "BATTEN_LOG_LEVEL"])
+def test_of_two_names_of_a_setting_the_one_that_is_set_is_named(batten, name: str) -> None:
+    done = batten("config", **{"BATTEN_LOG_LEVEL": "", "LOG_LEVEL": "INFO", name: "LOUD"})
+    (line,) = lines(done.stderr)
+    assert line.startswith(f"Error: {name}: ")
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
