@@ -17,9 +17,11 @@ def model_folder(given: Path | None) -> Path:
     """The folder asked for, or BATTEN_MODEL, or the one smollm2.py makes."""
     named = os.environ.get("BATTEN_MODEL")
     folder = given or (Path(named) if named else CACHED_MODEL)
-    if given or named or is_complete(folder):
-        return folder
-    raise SystemExit(f"no model at {folder}; run: python examples/smollm2.py {folder}")
+    if not (given or named) and not is_complete(folder):
+        raise SystemExit(f"no model at {folder}; run: python examples/smollm2.py {folder}")
+    if not (folder / "config.json").is_file():
+        raise SystemExit(f"no model at {folder}: name its folder with --model or BATTEN_MODEL")
+    return folder
 
 
 def load(folder: Path) -> tuple[Any, Any]:
