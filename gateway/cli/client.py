@@ -17,7 +17,8 @@ _BUSY = frozenset({429, 502, 503, 504})
 
 
 class Client:
-    """Errors become one line. Reads are tried again for a while when the server is away."""
+    """Errors become one line. Reads are tried again for a while when a server that has answered
+    before is away."""
 
     def __init__(
         self, base_url: str, key: str, transport: httpx.BaseTransport | None = None
@@ -28,7 +29,9 @@ class Client:
             headers={"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(60.0, write=300.0),
             transport=transport,
+            event_hooks={"response": [self._hear]},
         )
+        self._heard = False
 
     def close(self) -> None:
         self._http.close()
@@ -50,7 +53,7 @@ class Client:
             try:
                 response = self._http.get(path)
             except httpx.TransportError:
-                if time.monotonic() > deadline:
+                if not self._heard or time.monotonic() > deadline:
                     raise
             else:
                 if response.status_code not in _BUSY or time.monotonic() > deadline:
@@ -64,6 +67,9 @@ class Client:
                 self._json(response)
             for chunk in response.iter_bytes():
                 target.write(chunk)
+
+    def _hear(self, _response: httpx.Response) -> None:
+        self._heard = True
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:
         """Raises ServerRefused with what the server says."""
