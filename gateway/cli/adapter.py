@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
+
+from gateway.cli.tables import show
 
 
 @click.group
@@ -53,7 +54,7 @@ def list_(tenant: str) -> None:
     table = Table("name", "revision", "rank", "digest")
     for row in transact(work):
         table.add_row(*row)
-    Console().print(table)
+    show(table)
 
 
 @adapter.command

@@ -6,11 +6,11 @@ import sys
 
 import click
 from pydantic import SecretStr
-from rich.console import Console
 from rich.table import Column, Table
 
 from gateway.cli.configuration import load_settings, variable
 from gateway.cli.errors import CommandError
+from gateway.cli.tables import show
 from gateway.settings import Settings
 from worker.protocol.urls import masked
 
@@ -35,7 +35,7 @@ def config(env: bool) -> None:
     table = Table(Column("setting", no_wrap=True), Column("value", overflow="fold"), "meaning")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    show(table)
 
 
 def _worker_rows() -> list[Row]:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 from rich.table import Column, Table
+
+from gateway.cli.tables import show
 
 
 @click.group
@@ -60,7 +61,7 @@ def list_(tenant: str | None, admin: bool) -> None:
     table = Table(Column("id", no_wrap=True), "name", "secret", "scopes", "state")
     for row in transact(work):
         table.add_row(*row)
-    Console().print(table)
+    show(table)
 
 
 @key.command

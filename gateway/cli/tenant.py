@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 from rich.table import Table
+
+from gateway.cli.tables import show
 
 
 @click.group
@@ -47,4 +48,4 @@ def list_() -> None:
     table = Table("id", "name", "weight", "state")
     for row in transact(work):
         table.add_row(*row)
-    Console().print(table)
+    show(table)

@@ -95,6 +95,16 @@ def test_a_key_is_found_by_its_list_and_revoked(batten) -> None:
     assert [key["name"] for key in listed_keys(batten, "--admin")] == ["operator"]
 
 
+def test_names_are_listed_as_they_are(batten) -> None:
+    name, wide = "[/x] [red] :key:", {"COLUMNS": "200"}
+    batten("migrate")
+    assert batten("tenant", "create", name).returncode == 0
+    assert batten("key", "create", "--name", name, name).returncode == 0
+    assert f" {name} " in batten("tenant", "list", **wide).stdout
+    assert f" {name} " in batten("key", "list", name, **wide).stdout
+    assert f" {name} " in batten("config", BATTEN_MODEL=name, **wide).stdout
+
+
 def listed_keys(batten, whose: str) -> list[dict[str, str]]:
     done = batten("key", "list", whose)
     assert done.returncode == 0, done.stderr
