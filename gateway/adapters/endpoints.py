@@ -62,7 +62,7 @@ async def upload_adapter(
     idempotency: CurrentIdempotency,
 ) -> JSONResponse:
     """A new adapter, or a new revision of one. It is checked in the background: `ready`, or
-    `rejected` with every reason. The first ready revision is promoted."""
+    `rejected` with the reasons. The first ready revision is promoted."""
 
     async def within_quota(session: WriteSession) -> None:
         await check_quota(session, principal, context.settings)

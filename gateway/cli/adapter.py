@@ -60,7 +60,10 @@ def list_(tenant: str) -> None:
 @adapter.command
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--model", envvar="BATTEN_MODEL", help="Base model to check against: a folder or a hub id."
+    "--model",
+    envvar="BATTEN_MODEL",
+    show_envvar=True,
+    help="Base model to check against: a folder or a hub id.",
 )
 @click.option("--most-rank", type=click.IntRange(1), help="Largest rank that workers take.")
 @click.pass_context
@@ -68,7 +71,8 @@ def inspect(ctx: click.Context, folder: Path, model: str | None, most_rank: int 
     """Say what PEFT FOLDER (or an archive of one) holds, and whether it is served exactly.
 
     Without --model the base model of the adapter's config is used, if it is a folder here. Exit
-    status 1 and every reason when the adapter is refused.
+    status 1 and the reasons when the adapter is refused: of options that are not served the
+    first, else all.
     """
     from gateway.cli.adapter_inspect import inspect
 
