@@ -15,7 +15,7 @@ from typing import Literal
 DType = Literal["auto", "float32", "bfloat16"]
 EngineKind = Literal["hf", "null"]
 LogFormat = Literal["auto", "json", "console"]
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+LogLevel = Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -300,10 +300,14 @@ def test_of_two_names_of_a_setting_the_one_that_is_set_is_named(batten, name: st
     assert line.startswith(f"Error: {name}: ")
 
 
+def test_a_log_level_may_be_written_as_other_programs_have_it(batten) -> None:
+    assert batten("config", LOG_LEVEL="warn").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("BATTEN_LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")),
+        ("BATTEN_LOG_LEVEL", ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")),
         ("BATTEN_GENERATION_CONFIG", ("auto", "neutral")),
         ("BATTEN_DTYPE", ("auto", "float32", "bfloat16")),
         ("BATTEN_ENGINE", ("hf", "null")),
