@@ -486,7 +486,7 @@ class Walk {
 
   void compute() {
     clear_parts();
-    std::copy_n(parts_, numbers(), totals_);
+    if (totals_ != parts_) std::copy_n(parts_, numbers(), totals_);
     int64_t split = piece_.split;
     for (const Visit& visit : visits_) {
       if (visit.position / SPLIT != split) end_split();
