@@ -112,5 +112,5 @@ def attention(machine: Machine, rounds: int) -> None:
         }
         if len(set(case.plan.query_lens)) == 1:
             runs["torch sdpa"] = case.sdpa()
-        times = dict(zip(runs, least(rounds, list(runs.values())), strict=True))
+        times = dict(zip(runs, least(rounds, list(runs.values()), cold=True), strict=True))
         report(name, floor, times, blocks)

@@ -94,7 +94,7 @@ def low_rank(machine: Machine, rounds: int) -> None:
             "reference": linears.update(lora_reference.lora, segments),
             "base linears": linears.base(),
         }
-        times = dict(zip(runs, least(rounds, list(runs.values())), strict=True))
+        times = dict(zip(runs, least(rounds, list(runs.values()), cold=True), strict=True))
         report(f"LoRA {tokens} tokens, {adapters} adapters of rank 8 to 32", floor, times)
 
 
@@ -144,5 +144,5 @@ def products(machine: Machine, rounds: int) -> None:
             return in_turn(len(layers), lambda i: layers[i](x[layers[i].in_features]))  # type: ignore[index]
 
         runs = {"ours": over(list(packed)), "torch": over(plain)}
-        times = dict(zip(runs, least(rounds, list(runs.values())), strict=True))
+        times = dict(zip(runs, least(rounds, list(runs.values()), cold=True), strict=True))
         report(f"linears {tokens} tokens", machine.floor(2 * sizes, 2 * tokens * sizes), times)
