@@ -6,8 +6,9 @@ A floor is the larger of two times: bytes read and written over the machine's me
 rate, arithmetic over the rate of a large matrix product. Attention has a second one, at the rate
 of reading blocks that lie anywhere in memory, as those of its cache do. Every operand comes from
 memory: a case goes round as many layers' worth of it as the caches can't hold, and begins with
-caches full of something else; but logits, which a step has just written, from where they are. Times are the least of all rounds, and the candidates
-take turns, so that a busy machine disturbs all of them alike: compare ratios.
+caches full of something else; but logits, which a step has just written, come from where they
+are. Times are the least of all rounds, and the candidates take turns, so that a busy machine
+disturbs all of them alike: compare ratios.
 """
 
 from __future__ import annotations
